@@ -1,0 +1,506 @@
+"""Training and test images on disk: pairs found by name, checked by one scan, packed for fast random crops.
+
+`find_pairs` understands the layouts people have (see its docstring), `scan` lists what is wrong before anything
+runs, and `PackedPairs` keeps every decoded image in one memory-mapped file, so that a training step never waits
+for a PNG decoder. LR images that are not published are made by `srnet.resize.downscale`, once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+import time
+import unicodedata
+import warnings
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps
+
+from srnet.errors import DataError
+from srnet.resize import downscale
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+"""File name endings, in lower case, that count as images; every other file is ignored."""
+
+_EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+_READ_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+_SHOWN_NAMES = 5
+_FORMAT_VERSION = 1
+_MAGIC = b"srnpack1"
+_TRAILER = struct.Struct("<8sQII")
+_ABANDONED_SECONDS = 3600.0
+
+_Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One HR image and, where it is published, its LR image."""
+
+    name: str
+    """Unique within its list: the file name without ending and without the suffix that marks HR."""
+    hr: Path
+    lr: Path | None
+    """None: the LR image is made from the HR image by `srnet.resize.downscale`."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why one pair cannot be used."""
+
+    name: str
+    path: Path
+    text: str
+
+
+def find_pairs(root: Path, scale: int, *, allow_orphans: bool = False) -> list[Pair]:
+    """Find the HR images under `root` and the LR images that belong to them.
+
+    Args:
+        root: Folder of HR images.
+        scale: Upscaling factor.
+        allow_orphans: Leave out images without a partner instead of refusing the folder.
+
+    Returns:
+        The pairs in the order of their names.
+
+    Raises:
+        DataError: The folder is missing or empty, or two files give the same name.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise DataError(f"data folder {root} does not exist or is not a folder")
+    named = _images_by_key(root)
+    if not named:
+        raise DataError(f"no images in {root} (looked for {', '.join(IMAGE_SUFFIXES)})")
+    return [Pair(path.stem, path, None) for path in named.values()]
+
+
+def _images_by_key(folder: Path) -> dict[str, Path]:
+    """Map the comparable stem of every visible image of `folder` to its path, sorted."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or path.suffix.lower() not in IMAGE_SUFFIXES or path.is_dir():
+            continue
+        key = _key(path.stem)
+        if key in found:
+            raise DataError(
+                f"{found[key].name} and {path.name} in {folder} give the same image name; "
+                "rename or remove one of them"
+            )
+        found[key] = path
+    return found
+
+
+def _key(stem: str) -> str:
+    """Return `stem` in the form that is compared: composed Unicode (macOS stores it decomposed), case folded."""
+    return unicodedata.normalize("NFC", stem).casefold()
+
+
+def _read_size(path: Path, *, verify: bool = False) -> tuple[int, int]:
+    """Return (height, width) as displayed, from the header alone unless `verify` decodes the pixels too.
+
+    Raises:
+        DataError: The file cannot be read as an 8-bit image; the message does not name the file.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(path) as image:
+                if image.mode not in _EIGHT_BIT_MODES:
+                    raise DataError(f"has pixel mode {image.mode}, not 8 bit; convert it to an 8-bit image")
+                if verify:
+                    image.load()
+                width, height = image.size
+                turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
+        except _READ_ERRORS as error:
+            raise DataError(f"cannot be read: {_reason(error, path)}") from error
+    return (width, height) if turned else (height, width)
+
+
+def _read_rgb(path: Path) -> _Pixels:
+    """Return the image as (H, W, 3) RGB uint8, turned as its EXIF orientation says.
+
+    Raises:
+        DataError: The file cannot be decoded.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(path) as image:
+                return np.array(ImageOps.exif_transpose(image).convert("RGB"))
+        except _READ_ERRORS as error:
+            raise DataError(f"{path} cannot be read: {_reason(error, path)}; replace or remove it") from error
+
+
+def _reason(error: Exception, path: Path) -> str:
+    """Return one line on why Pillow refused `path`, without repeating the path."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split())
+    return "not an image" if str(path) in text or "cannot identify" in text else text
+
+
+def scan(pairs: Sequence[Pair], scale: int, min_lr_size: int, *, verify: bool = False) -> list[Problem]:
+    """List what would stop training or evaluation, before it starts.
+
+    Args:
+        pairs: The pairs to look at.
+        scale: Upscaling factor.
+        min_lr_size: Smallest allowed height and width of an LR image, in LR pixels (the training patch).
+        verify: Decode every pixel (finds truncated files) instead of reading headers only.
+
+    Returns:
+        At most one problem for each pair, in the order of `pairs`; empty when all is well.
+    """
+    problems = []
+    for pair in pairs:
+        path = pair.hr
+        try:
+            hr_size = _read_size(pair.hr, verify=verify)
+            lr_size = (hr_size[0] // scale, hr_size[1] // scale)
+            if pair.lr is not None:
+                path = pair.lr
+                _check_ratio(hr_size, _read_size(pair.lr, verify=verify), scale)
+            if min(lr_size) < min_lr_size:
+                made = "LR is" if pair.lr is not None else f"HR {_by(hr_size)} gives LR"
+                raise DataError(f"{made} {_by(lr_size)}, smaller than {min_lr_size}x{min_lr_size}")
+        except DataError as error:
+            problems.append(Problem(pair.name, path, str(error)))
+    return problems
+
+
+def _check_ratio(hr_size: tuple[int, int], lr_size: tuple[int, int], scale: int) -> None:
+    """Refuse an LR size other than the HR size cut to a multiple of `scale` from the top left, divided by it."""
+    wanted = (hr_size[0] // scale, hr_size[1] // scale)
+    if lr_size != wanted:
+        raise DataError(
+            f"HR is {_by(hr_size)} and LR is {_by(lr_size)}; at scale {scale} LR must be {_by(wanted)}"
+        )
+
+
+def _by(size: tuple[int, int]) -> str:
+    """Return (height, width) the way sizes are shown to users: width x height."""
+    return f"{size[1]}x{size[0]}"
+
+
+def summarise(problems: Sequence[Problem], total: int) -> str:
+    """Return `problems` as one line for an error message.
+
+    Args:
+        problems: What `scan` found, not empty.
+        total: Number of pairs that were scanned.
+    """
+    shown = "; ".join(f"{problem.path}: {problem.text}" for problem in problems[:3])
+    more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return (
+        f"{len(problems)} of {total} images cannot be used: {shown}{more} "
+        "(`srnet data check` lists them all)"
+    )
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """Where one pair lies in the packed file: `size` is (height, width) in LR pixels, offsets are in bytes."""
+
+    name: str
+    size: tuple[int, int]
+    lr_offset: int
+    hr_offset: int
+
+
+class PackedPairs:
+    """All images of a data set as uint8, in one memory-mapped file that processes share.
+
+    Every HR image is cut to a multiple of the scale from its top left corner. The file holds the pixels, then a
+    JSON index, then a fixed trailer with checksums, so that it is complete or not there at all.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the packed file `path`.
+
+        Raises:
+            DataError: The file is missing, damaged, or of another format version.
+        """
+        self.path = Path(path)
+        index, self._data = _open_packed(self.path)
+        self.scale: int = index["scale"]
+        self.fingerprint: str = index["fingerprint"]
+        self._entries = [
+            _Entry(name, (height, width), lr_offset, hr_offset)
+            for name, height, width, lr_offset, hr_offset in index["images"]
+        ]
+        self.names = [entry.name for entry in self._entries]
+        sizes = np.array([entry.size for entry in self._entries], dtype=np.int64)
+        self.sizes: npt.NDArray[np.int64] = sizes
+        self.cumulative_area: npt.NDArray[np.int64] = np.cumsum(sizes[:, 0] * sizes[:, 1])
+
+    @classmethod
+    def build(
+        cls,
+        pairs: Sequence[Pair],
+        scale: int,
+        cache_dir: Path,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> PackedPairs:
+        """Open the packed file of `pairs`, making it first where it is missing, damaged or out of date.
+
+        The file is written under a temporary name and moved, so two processes may build at the same time.
+
+        Args:
+            pairs: What `find_pairs` returned.
+            scale: Upscaling factor.
+            cache_dir: Folder for the packed file; made when missing.
+            progress: Called with (images done, images in all) after each image that is packed.
+
+        Raises:
+            DataError: A pair cannot be used, or the file cannot be written.
+        """
+        if not pairs:
+            raise DataError("no images to pack")
+        cache_dir = Path(cache_dir)
+        path = cache_dir / f"{_identity(pairs, scale)}-x{scale}.pack"
+        fingerprint = _fingerprint(pairs, scale)
+        try:
+            packed = cls(path)
+            if packed.fingerprint == fingerprint:
+                return packed
+        except DataError:
+            pass
+        problems = scan(pairs, scale, 1)
+        if problems:
+            raise DataError(summarise(problems, len(pairs)))
+        _write_packed(path, pairs, scale, fingerprint, progress)
+        return cls(path)
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self._entries)
+
+    def __reduce__(self) -> tuple[type[PackedPairs], tuple[Path]]:
+        """Pickle the path, not the pixels: a worker process maps the same file."""
+        return (PackedPairs, (self.path,))
+
+    def image(self, i: int) -> tuple[_Pixels, _Pixels]:
+        """Return pair `i` as read-only views: LR (h, w, 3) and HR (h*scale, w*scale, 3), RGB uint8."""
+        entry = self._entries[i]
+        height, width = entry.size
+        return (
+            self._view(entry.lr_offset, height, width),
+            self._view(entry.hr_offset, height * self.scale, width * self.scale),
+        )
+
+    def _view(self, offset: int, height: int, width: int) -> _Pixels:
+        return self._data[offset : offset + height * width * 3].reshape(height, width, 3)
+
+
+def _identity(pairs: Sequence[Pair], scale: int) -> str:
+    """Return a short hash of which files are packed, so that a changed file replaces its old packed file."""
+    files = [[pair.name, *(str(path.resolve()) for path in _files(pair))] for pair in pairs]
+    return hashlib.sha256(json.dumps([scale, files]).encode()).hexdigest()[:16]
+
+
+def _fingerprint(pairs: Sequence[Pair], scale: int) -> str:
+    """Return a hash of the files and of their sizes and times of change."""
+    seen = []
+    for pair in pairs:
+        for path in _files(pair):
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise DataError(f"{path} cannot be read: {error.strerror}") from error
+            seen.append([pair.name, str(path.resolve()), status.st_size, status.st_mtime_ns])
+    return hashlib.sha256(json.dumps([_FORMAT_VERSION, scale, seen]).encode()).hexdigest()
+
+
+def _files(pair: Pair) -> list[Path]:
+    return [pair.hr] if pair.lr is None else [pair.hr, pair.lr]
+
+
+def _write_packed(
+    path: Path,
+    pairs: Sequence[Pair],
+    scale: int,
+    fingerprint: str,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Write the packed file under a temporary name beside `path`, then move it there."""
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
+        needed = sum(_packed_bytes(_read_size(pair.hr), scale) for pair in pairs)
+        free = shutil.disk_usage(path.parent).free
+        if needed > free:
+            raise DataError(
+                f"packing {len(pairs)} images needs {needed / 2**20:.0f} MiB but {path.parent} has "
+                f"{free / 2**20:.0f} MiB free; free space or choose another cache folder"
+            )
+        handle, name = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".tmp", dir=path.parent)
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            _write_body(file, pairs, scale, fingerprint, progress)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the packed images to {path}: {error.strerror}; "
+            "free space or choose another cache folder"
+        ) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _write_body(
+    file: BinaryIO,
+    pairs: Sequence[Pair],
+    scale: int,
+    fingerprint: str,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """Write pixels, index and trailer."""
+    images: list[tuple[str, int, int, int, int]] = []
+    checksum = 0
+    offset = 0
+    for done, pair in enumerate(pairs, start=1):
+        lr, hr = read_pair(pair, scale)
+        height, width = lr.shape[:2]
+        images.append((pair.name, height, width, offset, offset + lr.size))
+        for pixels in (lr, hr):
+            block = np.ascontiguousarray(pixels).data
+            checksum = zlib.crc32(block, checksum)
+            file.write(block)
+            offset += pixels.size
+        if progress is not None:
+            progress(done, len(pairs))
+    index = json.dumps({"scale": scale, "fingerprint": fingerprint, "images": images}).encode()
+    file.write(index)
+    file.write(_TRAILER.pack(_MAGIC, len(index), zlib.crc32(index), checksum))
+
+
+def read_pair(pair: Pair, scale: int) -> tuple[_Pixels, _Pixels]:
+    """Decode one pair: LR (h, w, 3) and HR (h*scale, w*scale, 3), RGB uint8; HR is cut from its top left corner.
+
+    Raises:
+        DataError: A file cannot be decoded, the sizes do not fit, or HR is smaller than `scale`.
+    """
+    whole = _read_rgb(pair.hr)
+    height, width = whole.shape[0] // scale, whole.shape[1] // scale
+    if min(height, width) < 1:
+        raise DataError(f"{pair.hr} is {_by(whole.shape[:2])}, smaller than the scale {scale}")
+    hr = np.ascontiguousarray(whole[: height * scale, : width * scale])
+    if pair.lr is None:
+        made = downscale(torch.from_numpy(hr).permute(2, 0, 1)[None], scale)  # (1, 3, h, w)
+        return made[0].permute(1, 2, 0).contiguous().numpy(), hr
+    lr = _read_rgb(pair.lr)
+    try:
+        _check_ratio(whole.shape[:2], lr.shape[:2], scale)
+    except DataError as error:
+        raise DataError(f"{pair.lr}: {error}") from error
+    return lr, hr
+
+
+def _packed_bytes(hr_size: tuple[int, int], scale: int) -> int:
+    height, width = hr_size[0] // scale, hr_size[1] // scale
+    return 3 * height * width * (1 + scale * scale)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Delete what a killed process left behind: a temporary file that nobody has written to for an hour."""
+    for leftover in path.parent.glob(f"{path.stem}.*.tmp"):
+        try:
+            if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
+                leftover.unlink()
+        except OSError:
+            continue
+
+
+def _open_packed(path: Path) -> tuple[dict, _Pixels]:
+    """Return the index of a packed file and its pixels, mapped read-only, after checking both checksums."""
+    try:
+        data: _Pixels = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)  # slices faster
+    except (OSError, ValueError) as error:
+        raise DataError(f"packed images {path} cannot be opened: {error}") from error
+    damaged = DataError(f"packed images {path} are damaged; delete the file, it will be made again")
+    end = data.size - _TRAILER.size
+    if end < 0:
+        raise damaged
+    magic, index_bytes, index_checksum, checksum = _TRAILER.unpack(data[end:].tobytes())
+    if magic != _MAGIC or index_bytes > end:
+        raise damaged
+    pixels = data[: end - index_bytes]
+    index = data[end - index_bytes : end].tobytes()
+    if zlib.crc32(index) != index_checksum or zlib.crc32(pixels.data) != checksum:
+        raise damaged
+    return json.loads(index), pixels
+
+
+def sample_patches(
+    packed: PackedPairs, batch_size: int, patch_size: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut random aligned patches, each turned into one of the 8 flips and transposes.
+
+    An image is drawn with a probability proportional to its area, then a place in it uniformly. The result depends
+    on the generator's state alone.
+
+    Args:
+        packed: The images.
+        batch_size: Number of patches, B.
+        patch_size: Side of an LR patch in LR pixels, p.
+        generator: CPU generator; advanced by the same amount in every call with this `batch_size`.
+
+    Returns:
+        LR (B, 3, p, p) and HR (B, 3, p*scale, p*scale), RGB uint8, contiguous.
+
+    Raises:
+        DataError: An image is smaller than the patch.
+    """
+    p, q = patch_size, patch_size * packed.scale
+    small = int(packed.sizes.min(axis=1).argmin())
+    if packed.sizes[small].min() < p:
+        height, width = packed.sizes[small]
+        raise DataError(
+            f"LR of {packed.names[small]} is {width}x{height}, smaller than patch_size {p}; "
+            f"use patch_size {packed.sizes[small].min()} or remove the image"
+        )
+    # One draw for all choices: u * n rounded down is below n for every u < 1 in float64.
+    draws = torch.rand(batch_size, 4, generator=generator, dtype=torch.float64).numpy()
+    area = packed.cumulative_area
+    chosen = np.searchsorted(area, np.floor(draws[:, 0] * area[-1]), side="right")
+    corners = (draws[:, 1:3] * (packed.sizes[chosen] - p + 1)).astype(np.int64)
+    symmetries = (draws[:, 3] * 8).astype(np.int64)
+    lr = np.empty((batch_size, 3, p, p), dtype=np.uint8)
+    hr = np.empty((batch_size, 3, q, q), dtype=np.uint8)
+    for b, (i, (y, x), symmetry) in enumerate(
+        zip(chosen.tolist(), corners.tolist(), symmetries.tolist(), strict=True)
+    ):
+        lr_image, hr_image = packed.image(i)
+        top, left = y * packed.scale, x * packed.scale
+        lr[b] = _turned(lr_image[y : y + p, x : x + p], symmetry)
+        hr[b] = _turned(hr_image[top : top + q, left : left + q], symmetry)
+    return torch.from_numpy(lr), torch.from_numpy(hr)
+
+
+def _turned(patch: _Pixels, symmetry: int) -> _Pixels:
+    """Return view (3, p, p) of `patch` (p, p, 3); the bits of `symmetry` (0 to 7) flip rows, columns, transpose."""
+    if symmetry & 1:
+        patch = patch[::-1]
+    if symmetry & 2:
+        patch = patch[:, ::-1]
+    return patch.transpose(2, 1, 0) if symmetry & 4 else patch.transpose(2, 0, 1)
