@@ -1,0 +1,98 @@
+"""The ``srnet`` command: reads the command line, runs one command, turns errors into one line.
+
+Exit codes: 0 all done, 1 some inputs failed, 2 usage or configuration, 130 interrupted.
+"""
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from srnet import __version__
+from srnet.errors import SRNetError
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "upscale": ("srnet.commands.upscale", "enlarge images with a trained network"),
+    "eval": ("srnet.commands.evaluate", "measure a checkpoint on a folder of images"),
+    "train": ("srnet.commands.train", "train a network from a configuration file"),
+    "models": ("srnet.commands.models", "list the checkpoints that come with srnet"),
+    "data": ("srnet.commands.data", "check a folder of training or test images"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def build_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Builds the parser; only the chosen command's module is imported.
+
+    Args:
+        chosen: Name of the command whose options are wanted, None for the list of commands only.
+
+    Returns:
+        A parser that knows every command by name and the options of the chosen one.
+    """
+    parser = _Parser(prog="srnet", description="Image super-resolution.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"srnet {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, summary) in COMMANDS.items():
+        sub = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            allow_abbrev=False,
+        )
+        if name == chosen:
+            import_module(module).add_arguments(sub)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        argv: Words after the program's name; None reads them from the command line.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: After ``--help`` and ``--version`` (0) and on a wrong command line (2).
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A file name that the terminal's encoding lacks must not stop a run that succeeded.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    words = list(sys.argv[1:] if argv is None else argv)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    args = build_parser(chosen).parse_args(words)
+    try:
+        code: int = import_module(COMMANDS[args.command][0]).run(args)
+        sys.stdout.flush()
+    except SRNetError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        print("srnet: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) has gone; keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(f"{error.filename}: {error.strerror}")
+    return code
+
+
+def _fail(message: str) -> int:
+    """Prints an error on one line of stderr and returns exit code 2."""
+    print(f"srnet: error: {'; '.join(message.splitlines())}", file=sys.stderr)
+    return 2
