@@ -1,8 +1,9 @@
-"""Bicubic resizing that follows MATLAB's ``imresize``, the routine behind every published benchmark.
+"""Bicubic resizing that follows MATLAB's ``imresize``, which made every published benchmark.
 
-Kernel a = -0.5 (Keys), widened by the factor when shrinking (antialias), symmetric border (the edge pixel is
-repeated), one axis after the other. MATLAB keeps the integer type between the two passes, so a uint8 image is
-rounded half up and clipped after each of them; a float version with one rounding at the end is off by up to 12.
+Kernel a = -0.5 (Keys), widened by the factor when shrinking (antialias), symmetric border (the edge
+pixel is repeated), one axis after the other. MATLAB keeps the integer type between the two passes,
+so a uint8 image is rounded half up and clipped after each of them; a float version with one
+rounding at the end is off by up to 12.
 """
 
 import math
@@ -16,9 +17,9 @@ _KERNEL_WIDTH = 4.0
 def imresize(image: Tensor, size: tuple[int, int]) -> Tensor:
     """Resize to any size as MATLAB's ``imresize(image, [h w], 'bicubic')`` does.
 
-    The axis that shrinks most goes first, rows when both shrink alike, as in MATLAB. A uint8 image is computed
-    in float64, rounded half up and clipped to 0..255 after each pass. A float image is neither rounded nor
-    clipped, keeps its range and passes gradients; half and bfloat16 are computed in float32.
+    The axis that shrinks most goes first, rows when both shrink alike, as in MATLAB. A uint8 image
+    is computed in float64, rounded half up and clipped to 0..255 after each pass. A float image is
+    neither rounded nor clipped and passes gradients; half and bfloat16 are computed in float32.
 
     Args:
         image: (B, C, H, W), uint8 or floating point.
@@ -42,7 +43,9 @@ def imresize(image: Tensor, size: tuple[int, int]) -> Tensor:
         raise TypeError(f"image is {image.dtype}, expected torch.uint8 or a floating point type")
     height, width = image.shape[-2:]
     if min(height, width, *size) < 1:
-        raise ValueError(f"cannot resize {height}x{width} to {size[0]}x{size[1]}; both need at least 1x1")
+        raise ValueError(
+            f"cannot resize {height}x{width} to {size[0]}x{size[1]}; both need at least 1x1"
+        )
     axes = ((2, size[0], size[0] / height), (3, size[1], size[1] / width))
     for dim, length, _ in sorted(axes, key=lambda axis: axis[2]):
         if length != image.shape[dim]:
@@ -53,8 +56,8 @@ def imresize(image: Tensor, size: tuple[int, int]) -> Tensor:
 def downscale(hr: Tensor, scale: int) -> Tensor:
     """Make the low-resolution image of the benchmark protocol.
 
-    Rows and columns beyond the last multiple of ``scale`` are cut off at the bottom and right first, as the
-    published benchmarks do, so the result belongs to ``hr[..., : h * scale, : w * scale]``.
+    Rows and columns beyond the last multiple of ``scale`` are first cut off at the bottom and right,
+    as for the published benchmarks: the result belongs to ``hr[..., : h * scale, : w * scale]``.
 
     Args:
         hr: (B, C, H, W), uint8 or floating point, H and W at least ``scale``.
@@ -68,7 +71,7 @@ def downscale(hr: Tensor, scale: int) -> Tensor:
     """
     height, width = (side // scale for side in hr.shape[-2:])
     if min(height, width) < 1:
-        raise ValueError(f"image of {hr.shape[-2]}x{hr.shape[-1]} pixels is smaller than scale {scale}")
+        raise ValueError(f"image of {hr.shape[-2]}x{hr.shape[-1]} is smaller than scale {scale}")
     return imresize(hr[..., : height * scale, : width * scale], (height, width))
 
 
@@ -94,10 +97,10 @@ def _cubic(x: Tensor) -> Tensor:
 
 
 def _contributions(in_length: int, out_length: int) -> tuple[Tensor, Tensor]:
-    """Weights and source positions of every output pixel along one axis (MATLAB's ``contributions``).
+    """Weights and sources of every output pixel along one axis (MATLAB's ``contributions``).
 
     Returns:
-        weights (taps, out_length) float64, summing to 1 over the taps; index (taps, out_length) int64.
+        weights (taps, out_length) float64 with sum 1 over the taps; index (taps, out_length) int64.
     """
     scale = out_length / in_length
     shrink = min(scale, 1.0)
@@ -105,7 +108,8 @@ def _contributions(in_length: int, out_length: int) -> tuple[Tensor, Tensor]:
     # MATLAB counts pixels from 1; so does everything here until the last line.
     centre = torch.arange(1, out_length + 1, dtype=torch.float64) / scale + 0.5 * (1 - 1 / scale)
     first = torch.floor(centre - kernel_width / 2)
-    position = first + torch.arange(math.ceil(kernel_width) + 2, dtype=torch.float64)[:, None]  # (taps, out)
+    taps = torch.arange(math.ceil(kernel_width) + 2, dtype=torch.float64)
+    position = first + taps[:, None]  # (taps, out_length)
     weights = shrink * _cubic(shrink * (centre - position))
     weights = weights / weights.sum(dim=0)
     mirrored = (position.long() - 1).remainder(2 * in_length)
