@@ -1,8 +1,8 @@
-"""Training and test images on disk: pairs found by name, checked by one scan, packed for fast random crops.
+"""Images for training and tests: decoded pairs, packed in one file for fast random crops.
 
-`find_pairs` understands the layouts people have (see its docstring), `scan` lists what is wrong before anything
-runs, and `PackedPairs` keeps every decoded image in one memory-mapped file, so that a training step never waits
-for a PNG decoder. LR images that are not published are made by `srnet.resize.downscale`, once.
+`PackedPairs` keeps every decoded image in one memory-mapped file, so that a training step never waits for a PNG
+decoder. LR images that are not published are made by `srnet.resize.downscale`, once. Finding and checking pairs
+(`srnet.pairs`) is offered here too.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import json
 import os
 import shutil
 import struct
-import tempfile
 import time
-import unicodedata
+import uuid
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -28,188 +27,41 @@ import torch
 from PIL import Image, ImageOps
 
 from srnet.errors import DataError
+from srnet.pairs import (
+    READ_ERRORS,
+    Pair,
+    Problem,
+    by,
+    check_ratio,
+    find_pairs,
+    find_pairs_in_roots,
+    format_problems,
+    image_size,
+    read_failure,
+    scan,
+    summarise,
+)
 from srnet.resize import downscale
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
-"""File name endings, in lower case, that count as images; every other file is ignored."""
+__all__ = [
+    "PackedPairs",
+    "Pair",
+    "Problem",
+    "find_pairs",
+    "find_pairs_in_roots",
+    "format_problems",
+    "read_pair",
+    "sample_patches",
+    "scan",
+    "summarise",
+]
 
-_EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
-_READ_ERRORS = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
-_SHOWN_NAMES = 5
 _FORMAT_VERSION = 1
 _MAGIC = b"srnpack1"
 _TRAILER = struct.Struct("<8sQII")
 _ABANDONED_SECONDS = 3600.0
 
 _Pixels = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class Pair:
-    """One HR image and, where it is published, its LR image."""
-
-    name: str
-    """Unique within its list: the file name without ending and without the suffix that marks HR."""
-    hr: Path
-    lr: Path | None
-    """None: the LR image is made from the HR image by `srnet.resize.downscale`."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Why one pair cannot be used."""
-
-    name: str
-    path: Path
-    text: str
-
-
-def find_pairs(root: Path, scale: int, *, allow_orphans: bool = False) -> list[Pair]:
-    """Find the HR images under `root` and the LR images that belong to them.
-
-    Args:
-        root: Folder of HR images.
-        scale: Upscaling factor.
-        allow_orphans: Leave out images without a partner instead of refusing the folder.
-
-    Returns:
-        The pairs in the order of their names.
-
-    Raises:
-        DataError: The folder is missing or empty, or two files give the same name.
-    """
-    root = Path(root)
-    if not root.is_dir():
-        raise DataError(f"data folder {root} does not exist or is not a folder")
-    named = _images_by_key(root)
-    if not named:
-        raise DataError(f"no images in {root} (looked for {', '.join(IMAGE_SUFFIXES)})")
-    return [Pair(path.stem, path, None) for path in named.values()]
-
-
-def _images_by_key(folder: Path) -> dict[str, Path]:
-    """Map the comparable stem of every visible image of `folder` to its path, sorted."""
-    found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or path.suffix.lower() not in IMAGE_SUFFIXES or path.is_dir():
-            continue
-        key = _key(path.stem)
-        if key in found:
-            raise DataError(
-                f"{found[key].name} and {path.name} in {folder} give the same image name; "
-                "rename or remove one of them"
-            )
-        found[key] = path
-    return found
-
-
-def _key(stem: str) -> str:
-    """Return `stem` in the form that is compared: composed Unicode (macOS stores it decomposed), case folded."""
-    return unicodedata.normalize("NFC", stem).casefold()
-
-
-def _read_size(path: Path, *, verify: bool = False) -> tuple[int, int]:
-    """Return (height, width) as displayed, from the header alone unless `verify` decodes the pixels too.
-
-    Raises:
-        DataError: The file cannot be read as an 8-bit image; the message does not name the file.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with Image.open(path) as image:
-                if image.mode not in _EIGHT_BIT_MODES:
-                    raise DataError(f"has pixel mode {image.mode}, not 8 bit; convert it to an 8-bit image")
-                if verify:
-                    image.load()
-                width, height = image.size
-                turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-        except _READ_ERRORS as error:
-            raise DataError(f"cannot be read: {_reason(error, path)}") from error
-    return (width, height) if turned else (height, width)
-
-
-def _read_rgb(path: Path) -> _Pixels:
-    """Return the image as (H, W, 3) RGB uint8, turned as its EXIF orientation says.
-
-    Raises:
-        DataError: The file cannot be decoded.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with Image.open(path) as image:
-                return np.array(ImageOps.exif_transpose(image).convert("RGB"))
-        except _READ_ERRORS as error:
-            raise DataError(f"{path} cannot be read: {_reason(error, path)}; replace or remove it") from error
-
-
-def _reason(error: Exception, path: Path) -> str:
-    """Return one line on why Pillow refused `path`, without repeating the path."""
-    if isinstance(error, FileNotFoundError):
-        return "no such file"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = " ".join(str(error).split())
-    return "not an image" if str(path) in text or "cannot identify" in text else text
-
-
-def scan(pairs: Sequence[Pair], scale: int, min_lr_size: int, *, verify: bool = False) -> list[Problem]:
-    """List what would stop training or evaluation, before it starts.
-
-    Args:
-        pairs: The pairs to look at.
-        scale: Upscaling factor.
-        min_lr_size: Smallest allowed height and width of an LR image, in LR pixels (the training patch).
-        verify: Decode every pixel (finds truncated files) instead of reading headers only.
-
-    Returns:
-        At most one problem for each pair, in the order of `pairs`; empty when all is well.
-    """
-    problems = []
-    for pair in pairs:
-        path = pair.hr
-        try:
-            hr_size = _read_size(pair.hr, verify=verify)
-            lr_size = (hr_size[0] // scale, hr_size[1] // scale)
-            if pair.lr is not None:
-                path = pair.lr
-                _check_ratio(hr_size, _read_size(pair.lr, verify=verify), scale)
-            if min(lr_size) < min_lr_size:
-                made = "LR is" if pair.lr is not None else f"HR {_by(hr_size)} gives LR"
-                raise DataError(f"{made} {_by(lr_size)}, smaller than {min_lr_size}x{min_lr_size}")
-        except DataError as error:
-            problems.append(Problem(pair.name, path, str(error)))
-    return problems
-
-
-def _check_ratio(hr_size: tuple[int, int], lr_size: tuple[int, int], scale: int) -> None:
-    """Refuse an LR size other than the HR size cut to a multiple of `scale` from the top left, divided by it."""
-    wanted = (hr_size[0] // scale, hr_size[1] // scale)
-    if lr_size != wanted:
-        raise DataError(
-            f"HR is {_by(hr_size)} and LR is {_by(lr_size)}; at scale {scale} LR must be {_by(wanted)}"
-        )
-
-
-def _by(size: tuple[int, int]) -> str:
-    """Return (height, width) the way sizes are shown to users: width x height."""
-    return f"{size[1]}x{size[0]}"
-
-
-def summarise(problems: Sequence[Problem], total: int) -> str:
-    """Return `problems` as one line for an error message.
-
-    Args:
-        problems: What `scan` found, not empty.
-        total: Number of pairs that were scanned.
-    """
-    shown = "; ".join(f"{problem.path}: {problem.text}" for problem in problems[:3])
-    more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-    return (
-        f"{len(problems)} of {total} images cannot be used: {shown}{more} "
-        "(`srnet data check` lists them all)"
-    )
 
 
 @dataclass(frozen=True)
@@ -343,19 +195,16 @@ def _write_packed(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(path)
-        needed = sum(_packed_bytes(_read_size(pair.hr), scale) for pair in pairs)
+        needed = sum(_packed_bytes(image_size(pair.hr), scale) for pair in pairs)
         free = shutil.disk_usage(path.parent).free
         if needed > free:
             raise DataError(
                 f"packing {len(pairs)} images needs {needed / 2**20:.0f} MiB but {path.parent} has "
                 f"{free / 2**20:.0f} MiB free; free space or choose another cache folder"
             )
-        handle, name = tempfile.mkstemp(prefix=f"{path.stem}.", suffix=".tmp", dir=path.parent)
-        temporary = Path(name)
-        with os.fdopen(handle, "wb") as file:
+        temporary = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.tmp")
+        with open(temporary, "xb") as file:
             _write_body(file, pairs, scale, fingerprint, progress)
-            file.flush()
-            os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
         raise DataError(
@@ -394,6 +243,21 @@ def _write_body(
     file.write(_TRAILER.pack(_MAGIC, len(index), zlib.crc32(index), checksum))
 
 
+def _read_rgb(path: Path) -> _Pixels:
+    """Return the image as (H, W, 3) RGB uint8, turned as its EXIF orientation says.
+
+    Raises:
+        DataError: The file cannot be decoded.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with Image.open(path) as image:
+                return np.array(ImageOps.exif_transpose(image).convert("RGB"))
+        except READ_ERRORS as error:
+            raise DataError(f"{path} {read_failure(error, path)}; replace or remove it") from error
+
+
 def read_pair(pair: Pair, scale: int) -> tuple[_Pixels, _Pixels]:
     """Decode one pair: LR (h, w, 3) and HR (h*scale, w*scale, 3), RGB uint8; HR is cut from its top left corner.
 
@@ -403,16 +267,16 @@ def read_pair(pair: Pair, scale: int) -> tuple[_Pixels, _Pixels]:
     whole = _read_rgb(pair.hr)
     height, width = whole.shape[0] // scale, whole.shape[1] // scale
     if min(height, width) < 1:
-        raise DataError(f"{pair.hr} is {_by(whole.shape[:2])}, smaller than the scale {scale}")
+        raise DataError(f"{pair.hr} is {by(whole.shape[:2])}, smaller than the scale {scale}")
     hr = np.ascontiguousarray(whole[: height * scale, : width * scale])
     if pair.lr is None:
         made = downscale(torch.from_numpy(hr).permute(2, 0, 1)[None], scale)  # (1, 3, h, w)
         return made[0].permute(1, 2, 0).contiguous().numpy(), hr
     lr = _read_rgb(pair.lr)
     try:
-        _check_ratio(whole.shape[:2], lr.shape[:2], scale)
+        check_ratio(whole.shape[:2], lr.shape[:2], scale)
     except DataError as error:
-        raise DataError(f"{pair.lr}: {error}") from error
+        raise DataError(f"{pair.lr} {error}") from error
     return lr, hr
 
 
@@ -431,10 +295,11 @@ def _remove_abandoned(path: Path) -> None:
             continue
 
 
-def _open_packed(path: Path) -> tuple[dict, _Pixels]:
+def _open_packed(path: Path) -> tuple[dict[str, Any], _Pixels]:
     """Return the index of a packed file and its pixels, mapped read-only, after checking both checksums."""
     try:
-        data: _Pixels = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)  # slices faster
+        data: _Pixels = np.memmap(path, dtype=np.uint8, mode="r")
+        data = data.view(np.ndarray)  # slicing a memmap costs several times as much
     except (OSError, ValueError) as error:
         raise DataError(f"packed images {path} cannot be opened: {error}") from error
     damaged = DataError(f"packed images {path} are damaged; delete the file, it will be made again")

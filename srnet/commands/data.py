@@ -1,0 +1,90 @@
+"""`srnet data check`: list the images of a folder that training or evaluation could not use."""
+
+import argparse
+from pathlib import Path
+
+from srnet.errors import DataError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the sub-commands of `srnet data` to `parser`."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check",
+        help="list missing partners, wrong sizes and unreadable files",
+        description="List missing partners, wrong sizes and unreadable files; exit code 1 when there are any.",
+        allow_abbrev=False,
+    )
+    check.add_argument(
+        "folders",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="HR folder, or the folder that holds HR and LR",
+    )
+    check.add_argument(
+        "--scale", type=_positive, required=True, metavar="N", help="upscaling factor"
+    )
+    check.add_argument(
+        "--patch-size",
+        type=_positive,
+        default=1,
+        metavar="P",
+        help="smallest usable side of an LR image in LR pixels, the training patch (default: 1)",
+    )
+    check.add_argument(
+        "--allow-orphans",
+        action="store_true",
+        help="leave out images without a partner of the same name",
+    )
+    check.add_argument(
+        "--quick", action="store_true", help="read only the headers: finds no damage inside a file"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check the folders and print a table of problems.
+
+    Args:
+        args: `folders`, `scale`, `patch_size`, `allow_orphans`, `quick`.
+
+    Returns:
+        0 when every image can be used, 1 when some cannot.
+
+    Raises:
+        DataError: A folder does not exist.
+    """
+    from srnet.pairs import find_pairs, format_problems, scan
+
+    failed = False
+    for folder in args.folders:
+        try:
+            pairs = find_pairs(folder, args.scale, allow_orphans=args.allow_orphans)
+        except DataError as error:
+            if not folder.is_dir():
+                raise
+            print(error)
+            failed = True
+            try:
+                pairs = find_pairs(folder, args.scale, allow_orphans=True)
+            except DataError:
+                continue
+        problems = scan(pairs, args.scale, args.patch_size, verify=not args.quick)
+        if problems:
+            print(format_problems(problems))
+            failed = True
+        made = "made from HR" if pairs[0].lr is None else "from files"
+        counts = (
+            f"{len(problems)} of {len(pairs)} images cannot be used"
+            if problems
+            else f"{len(pairs)} images are good"
+        )
+        print(f"{folder}: {counts} at scale {args.scale}, LR {made}")
+    return 1 if failed else 0
+
+
+def _positive(text: str) -> int:
+    """Return the positive whole number that `text` says."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
