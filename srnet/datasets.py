@@ -14,7 +14,6 @@ import shutil
 import struct
 import time
 import uuid
-import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,10 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
 
-from srnet.errors import DataError
+from srnet.errors import DataError, ImageError
+from srnet.image_io import read_rgb8
 from srnet.pairs import (
-    READ_ERRORS,
     Pair,
     Problem,
     by,
@@ -37,7 +35,6 @@ from srnet.pairs import (
     find_pairs_in_roots,
     format_problems,
     image_size,
-    read_failure,
     scan,
     summarise,
 )
@@ -244,18 +241,10 @@ def _write_body(
 
 
 def _read_rgb(path: Path) -> _Pixels:
-    """Return the image as (H, W, 3) RGB uint8, turned as its EXIF orientation says.
-
-    Raises:
-        DataError: The file cannot be decoded.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with Image.open(path) as image:
-                return np.array(ImageOps.exif_transpose(image).convert("RGB"))
-        except READ_ERRORS as error:
-            raise DataError(f"{path} {read_failure(error, path)}; replace or remove it") from error
+    try:
+        return read_rgb8(path)
+    except ImageError as error:
+        raise DataError(f"{error}; replace or remove it") from error
 
 
 def read_pair(pair: Pair, scale: int) -> tuple[_Pixels, _Pixels]:
@@ -276,7 +265,7 @@ def read_pair(pair: Pair, scale: int) -> tuple[_Pixels, _Pixels]:
     try:
         check_ratio(whole.shape[:2], lr.shape[:2], scale)
     except DataError as error:
-        raise DataError(f"{pair.lr} {error}") from error
+        raise DataError(f"{pair.lr}: {error}") from error
     return lr, hr
 
 

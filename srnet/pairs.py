@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 import unicodedata
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
+from srnet.errors import DataError, ImageError
+from srnet.image_io import SUFFIXES, read_header, read_rgb8
 
-from srnet.errors import DataError
-
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm")
+IMAGE_SUFFIXES = tuple(SUFFIXES)
 """File name endings, in lower case, that count as images; every other file is ignored."""
 
-READ_ERRORS = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    struct.error,
-    Image.DecompressionBombError,
-)
-"""What Pillow raises for a file that it cannot read."""
-
-_EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 _SHOWN = 5
 
 
@@ -367,7 +353,7 @@ def summarise(problems: Sequence[Problem], total: int) -> str:
         problems: At least one problem.
         total: Number of pairs that were scanned.
     """
-    shown = "; ".join(f"{problem.path} {problem.text}" for problem in problems[:3])
+    shown = "; ".join(f"{problem.path}: {problem.text}" for problem in problems[:3])
     more = (
         f"; and {len(problems) - 3} more (`srnet data check` lists all)"
         if len(problems) > 3
@@ -389,33 +375,16 @@ def image_size(path: Path, *, verify: bool = False) -> tuple[int, int]:
     """Return (height, width) as displayed, from the header alone unless `verify` decodes the pixels too.
 
     Raises:
-        DataError: The file is not a readable 8-bit image; the message does not name the file.
+        DataError: The file cannot be read; the message does not name the file.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            with Image.open(path) as image:
-                if image.mode not in _EIGHT_BIT_MODES:
-                    raise DataError(f"has pixels of type {image.mode}, not 8-bit; convert it")
-                if verify:
-                    image.load()
-                width, height = image.size
-                turned = image.getexif().get(0x0112, 1) in (5, 6, 7, 8)
-        except READ_ERRORS as error:
-            raise DataError(read_failure(error, path)) from error
-    return (width, height) if turned else (height, width)
-
-
-def read_failure(error: Exception, path: Path) -> str:
-    """Return on one line why Pillow could not read `path`; the message does not name the file."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"cannot be read: {error.strerror}"
-    text = " ".join(str(error).split())
-    return (
-        "is not an image"
-        if str(path) in text or "cannot identify" in text
-        else f"cannot be read: {text}"
-    )
+    try:
+        if verify:
+            height, width, _ = read_rgb8(path).shape
+            return height, width
+        header = read_header(path)
+    except ImageError as error:
+        raise DataError(str(error).removeprefix(f"{path}: ")) from error
+    return header.height, header.width
 
 
 def check_ratio(hr_size: tuple[int, int], lr_size: tuple[int, int], scale: int) -> None:
@@ -432,7 +401,7 @@ def check_ratio(hr_size: tuple[int, int], lr_size: tuple[int, int], scale: int) 
     wanted = (hr_size[0] // scale, hr_size[1] // scale)
     if lr_size != wanted:
         raise DataError(
-            f"is {by(lr_size)}, but HR {by(hr_size)} at scale {scale} needs LR {by(wanted)}"
+            f"LR is {by(lr_size)}, but HR {by(hr_size)} at scale {scale} needs LR {by(wanted)}"
         )
 
 

@@ -73,13 +73,11 @@ def run(args: argparse.Namespace) -> int:
         if problems:
             print(format_problems(problems))
             failed = True
+            verdict = f"{len(problems)} of {len(pairs)} images cannot be used"
+        else:
+            verdict = f"{len(pairs)} images are good"
         made = "made from HR" if pairs[0].lr is None else "from files"
-        counts = (
-            f"{len(problems)} of {len(pairs)} images cannot be used"
-            if problems
-            else f"{len(pairs)} images are good"
-        )
-        print(f"{folder}: {counts} at scale {args.scale}, LR {made}")
+        print(f"{folder}: {verdict} at scale {args.scale}, LR {made}")
     return 1 if failed else 0
 
 
