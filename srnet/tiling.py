@@ -5,6 +5,7 @@ window whose overlap covers the receptive field gives exactly what the whole ima
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ def split(region: Region, tile: int, grid: int) -> list[Region]:
     rows, columns = cuts(region.top, region.bottom), cuts(region.left, region.right)
     return [
         Region(top, bottom, left, right)
-        for top, bottom in zip(rows, rows[1:], strict=False)
-        for left, right in zip(columns, columns[1:], strict=False)
+        for top, bottom in pairwise(rows)
+        for left, right in pairwise(columns)
     ]
 
 
@@ -109,9 +110,13 @@ def plan_tiles(height: int, width: int, tile: int, overlap: int, grid: int) -> l
         ValueError: If a size is out of range.
     """
     if height < 1 or width < 1:
-        raise ValueError(f"an image of {width} x {height} pixels has no tiles; both sides must be at least 1")
+        raise ValueError(
+            f"an image of {width} x {height} pixels has no tiles; both sides must be at least 1"
+        )
     if tile < 0 or overlap < 0 or grid < 1:
-        raise ValueError(f"tile {tile} and overlap {overlap} must be at least 0, grid {grid} at least 1")
+        raise ValueError(
+            f"tile {tile} and overlap {overlap} must be at least 0, grid {grid} at least 1"
+        )
     whole = Region(0, height, 0, width)
     cores = split(whole, tile or max(height, width), grid)
     return [Tile(core, window_of(core, height, width, overlap, grid)) for core in cores]

@@ -48,7 +48,9 @@ def test_a_tile_larger_than_the_image_is_the_image() -> None:
     assert step.core == step.window == Region(0, 24, 0, 40)
 
 
-@pytest.mark.parametrize("arguments", [(0, 5, 8, 0, 8), (5, 0, 8, 0, 8), (5, 5, -1, 0, 8), (5, 5, 8, -1, 8)])
+@pytest.mark.parametrize(
+    "arguments", [(0, 5, 8, 0, 8), (5, 0, 8, 0, 8), (5, 5, -1, 0, 8), (5, 5, 8, -1, 8)]
+)
 def test_sizes_out_of_range_are_refused(arguments: tuple[int, int, int, int, int]) -> None:
     with pytest.raises(ValueError, match=r"at least"):
         plan_tiles(*arguments)

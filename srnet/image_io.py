@@ -1,0 +1,545 @@
+"""Reads and writes image files: every pixel depth, alpha, profiles, orientation, metadata.
+
+libvips (through pyvips) does the decoding and encoding: unlike Pillow it keeps 16 bit, writes from a file of raw
+pixels without holding the image in memory, and refuses damaged files instead of filling in grey. Only BMP, which
+libvips lacks, goes through Pillow. The format is taken from the first bytes of a file, never from its suffix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyvips
+from numpy.typing import NDArray
+
+from srnet.errors import ImageError
+
+Pixels = NDArray[Any]
+"""(H, W, C) of uint8, uint16 or float32."""
+
+OutputFormat = Literal["png", "jpeg", "webp", "tiff", "avif", "gif", "bmp"]
+
+MAX_PIXELS = 300_000_000
+"""Largest input that is read unless asked otherwise, in pixels."""
+
+SUFFIXES: dict[str, OutputFormat] = {
+    ".png": "png",
+    ".jpg": "jpeg",
+    ".jpeg": "jpeg",
+    ".webp": "webp",
+    ".tif": "tiff",
+    ".tiff": "tiff",
+    ".avif": "avif",
+    ".gif": "gif",
+    ".bmp": "bmp",
+}
+"""File name suffix, lower case, to the format written under it."""
+
+_LOADERS = {
+    "png": "pngload_source",
+    "jpeg": "jpegload_source",
+    "webp": "webpload_source",
+    "tiff": "tiffload_source",
+    "avif": "heifload_source",
+    "heif": "heifload_source",
+    "gif": "gifload_source",
+    "jxl": "jxlload_source",
+}
+_MAX_SIDE = {"jpeg": 65535, "webp": 16383, "avif": 16384, "gif": 65535, "bmp": 65535}
+_DEEP = {"png": 16, "tiff": 32, "avif": 12}  # bits a channel where a format has more than 8
+_NO_ALPHA = {"jpeg", "bmp"}
+_KEPT = ("exif-", "xmp-data", "iptc-data", "icc-profile-data", "png-comment-")
+_PARTIAL = ".srnet-part"
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says about its image before any pixel is decoded.
+
+    Attributes:
+        format: Real format of the content.
+        width: Columns, pixels, after the orientation is applied.
+        height: Rows, pixels, after the orientation is applied.
+        frames: Pages or frames; more than one in animations and multi-page files.
+    """
+
+    format: str
+    width: int
+    height: int
+    frames: int
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What travels beside the pixels.
+
+    Attributes:
+        fields: (type, name, value) of EXIF, XMP, IPTC, ICC profile and text, as libvips holds them.
+        dpi: Pixels an inch, horizontal and vertical; None if the file does not say.
+    """
+
+    fields: tuple[tuple[int, str, Any], ...] = ()
+    dpi: tuple[float, float] | None = None
+
+    @property
+    def icc(self) -> bytes | None:
+        """The ICC profile."""
+        return next(
+            (bytes(value) for _, name, value in self.fields if name == "icc-profile-data"), None
+        )
+
+    def only_icc(self) -> Metadata:
+        """What is left after stripping: the profile, without which the colours would change."""
+        return Metadata(tuple(field for field in self.fields if field[1] == "icc-profile-data"))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A decoded image.
+
+    Attributes:
+        pixels: (H, W, C) with C 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha; straight alpha. uint8 and uint16
+            use their full range, float32 holds the file's values.
+        format: Real format of the file it came from.
+        metadata: Profile, EXIF and so on; the orientation is already applied.
+        frames: Frames in the file; the pixels are those of the first.
+    """
+
+    pixels: Pixels
+    format: str
+    metadata: Metadata = Metadata()
+    frames: int = 1
+
+
+def sniff(path: Path) -> str | None:
+    """Returns the format that a file's first bytes show, None if they show no image.
+
+    Raises:
+        ImageError: If the file cannot be opened.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(32)
+    except OSError as error:
+        raise ImageError(f"{path}: {error.strerror}") from error
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "png"
+    if head.startswith(b"\xff\xd8\xff"):
+        return "jpeg"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "gif"
+    if head.startswith((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")):
+        return "tiff"
+    if head.startswith(b"BM"):
+        return "bmp"
+    if head.startswith((b"\xff\x0a", b"\0\0\0\x0cJXL ")):
+        return "jxl"
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "webp"
+    if head[4:8] == b"ftyp":
+        brands = {head[i : i + 4] for i in (8, 16, 20, 24, 28)}
+        if brands & {b"avif", b"avis"}:
+            return "avif"
+        if brands & {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}:
+            return "heif"
+    return None
+
+
+def format_of(name: str) -> OutputFormat:
+    """Returns the format that a suffix or a format's name stands for.
+
+    Raises:
+        ImageError: If nothing is written under that name.
+    """
+    wanted = name.lower()
+    known = SUFFIXES.get(wanted if wanted.startswith(".") else f".{wanted}")
+    if known is None:
+        raise ImageError(
+            f"no format is written as {name!r}; use one of {', '.join(get_args(OutputFormat))}"
+        )
+    return known
+
+
+def read_header(path: Path, max_pixels: int = MAX_PIXELS) -> Header:
+    """Reads what a file says about its image, without decoding it.
+
+    Args:
+        path: Image file.
+        max_pixels: Largest image that is accepted, pixels.
+
+    Returns:
+        Format, size and number of frames.
+
+    Raises:
+        ImageError: If the file is missing, no image, damaged at its start, or too large.
+    """
+    kind = _known_format(path)
+    if kind == "bmp":
+        with _pillow(path) as image:
+            width, height = image.size
+        frames, turned = 1, False
+    else:
+        image = _open(path, kind)
+        width, height = image.width, image.height
+        frames, turned = _frames(image), _orientation(image) >= 5
+    _check_pixels(path, width, height, max_pixels)
+    return Header(kind, height if turned else width, width if turned else height, frames)
+
+
+def read(path: Path, max_pixels: int = MAX_PIXELS) -> Picture:
+    """Decodes an image file; of an animation or a multi-page file the first frame.
+
+    Palettes and single bits are expanded, CMYK and Lab become sRGB through the embedded profile, the EXIF orientation
+    is applied.
+
+    Args:
+        path: Image file.
+        max_pixels: Largest image that is accepted, pixels.
+
+    Returns:
+        Pixels and what travels beside them.
+
+    Raises:
+        ImageError: If the file is missing, no image, damaged anywhere, too large, or of a pixel type that is not kept.
+    """
+    kind = _known_format(path)
+    if kind == "bmp":
+        return _read_bmp(path, max_pixels)
+    image = _open(path, kind)
+    _check_pixels(path, image.width, image.height, max_pixels)
+    metadata = _metadata(image)
+    orientation = _orientation(image)
+    frames = _frames(image)
+    try:
+        converted = _to_rgb(image)
+        if converted.bands > 4 or converted.format not in ("uchar", "ushort", "float", "double"):
+            raise ImageError(
+                f"{path}: {converted.bands} channels of type {converted.format} are not supported; "
+                f"convert to 1 to 4 channels of 8 bit, 16 bit or float"
+            )
+        if converted.format == "double":
+            converted = converted.cast("float")
+        raw = converted.write_to_memory()
+    except pyvips.Error as error:
+        raise ImageError(f"{path}: damaged or cut short ({_reason(error)})") from error
+    if image.interpretation in ("cmyk", "lab", "labs"):
+        metadata = replace(
+            metadata, fields=tuple(f for f in metadata.fields if f[1] != "icc-profile-data")
+        )
+    dtype = {"uchar": np.uint8, "ushort": np.uint16, "float": np.float32}[converted.format]
+    pixels = np.frombuffer(raw, dtype).reshape(converted.height, converted.width, converted.bands)
+    if pixels.dtype == np.float32 and not np.isfinite(pixels).all():
+        raise ImageError(
+            f"{path}: {int((~np.isfinite(pixels)).sum())} pixel values are infinite or no number"
+        )
+    return Picture(orient(pixels, orientation), kind, metadata, frames)
+
+
+def read_rgb8(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
+    """Decodes an image file for a data set.
+
+    Args:
+        path: Image file.
+        max_pixels: Largest image that is accepted, pixels.
+
+    Returns:
+        (H, W, 3) RGB; grey is repeated, alpha left out, 16 bit rounded to 8.
+
+    Raises:
+        ImageError: As `read` raises, and for float images, which have no fixed white.
+    """
+    pixels = read(path, max_pixels).pixels
+    if pixels.dtype == np.float32:
+        raise ImageError(f"{path}: float pixels have no fixed white; convert to 8 or 16 bit")
+    if pixels.dtype == np.uint16:
+        pixels = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    rgb = pixels[..., :3] if pixels.shape[2] >= 3 else np.repeat(pixels[..., :1], 3, axis=2)
+    return np.ascontiguousarray(rgb, dtype=np.uint8)
+
+
+def orient(pixels: Pixels, orientation: int) -> Pixels:
+    """Turns stored pixels upright.
+
+    Args:
+        pixels: (H, W, C) as stored.
+        orientation: EXIF orientation, 1 to 8.
+
+    Returns:
+        (H, W, C), or (W, H, C) from orientation 5 on; contiguous.
+    """
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def check_target(format: OutputFormat, width: int, height: int) -> None:
+    """Checks that a format can hold an image of this size.
+
+    Raises:
+        ImageError: If a side is over the format's limit.
+    """
+    limit = _MAX_SIDE.get(format)
+    if limit is not None and max(width, height) > limit:
+        raise ImageError(
+            f"{width} x {height} is over the {format} limit of {limit} pixels a side; use --format png or tiff"
+        )
+
+
+def fit_format(pixels: Pixels, format: OutputFormat, background: tuple[int, int, int]) -> Pixels:
+    """Reduces pixels to what a format can hold.
+
+    Args:
+        pixels: (H, W, C), C 1 to 4.
+        format: Format to be written.
+        background: RGB, 0 to 255, under transparent pixels where the format has no alpha.
+
+    Returns:
+        Pixels with the format's depth and channels; the same array where nothing has to change.
+    """
+    if pixels.dtype == np.float32 and format != "tiff":
+        pixels = np.round(pixels.clip(0, 1) * 65535).astype(np.uint16)
+    if pixels.dtype == np.uint16 and format not in _DEEP:
+        pixels = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
+    if format in _NO_ALPHA and pixels.shape[2] in (2, 4):
+        colour = np.array(background, dtype=np.float32)
+        if pixels.shape[2] == 2 and len(set(background)) > 1:
+            pixels = pixels[..., [0, 0, 0, 1]]
+        alpha = pixels[..., -1:].astype(np.float32) / 255
+        under = colour[: pixels.shape[2] - 1]
+        pixels = np.round(pixels[..., :-1] * alpha + under * (1 - alpha)).astype(np.uint8)
+    return pixels
+
+
+@contextlib.contextmanager
+def atomic_output(path: Path) -> Iterator[Path]:
+    """Gives a temporary name in the same folder; renames it to the final one when the block succeeds.
+
+    Nothing ever stands under the final name but a finished file. A process that is killed leaves at most a file that
+    `is_partial` knows.
+
+    Args:
+        path: Final name.
+
+    Yields:
+        The name to write to.
+    """
+    partial = path.with_name(f".{path.name[:150]}.{secrets.token_hex(4)}{_PARTIAL}")
+    try:
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def is_partial(path: Path) -> bool:
+    """Tells whether a file is what a killed run left behind."""
+    return path.name.endswith(_PARTIAL)
+
+
+def write(
+    path: Path,
+    pixels: Pixels,
+    format: OutputFormat,
+    metadata: Metadata | None = None,
+    quality: int | None = None,
+    lossless: bool = False,
+) -> None:
+    """Encodes an image to a file, which appears under its name only when it is complete.
+
+    Args:
+        path: File to write; replaced if it exists.
+        pixels: (H, W, C) as `fit_format` returns.
+        format: Format to write.
+        metadata: What to write beside the pixels.
+        quality: 1 to 100 for JPEG, WebP and AVIF; None takes 95 for JPEG and 90 for the others.
+        lossless: For WebP and AVIF: keep every pixel.
+
+    Raises:
+        ImageError: If the file cannot be written.
+    """
+    height, width, bands = pixels.shape
+    check_target(format, width, height)
+    kind = {"uint8": "uchar", "uint16": "ushort", "float32": "float"}[pixels.dtype.name]
+    flat = np.ascontiguousarray(pixels)
+    image = pyvips.Image.new_from_memory(flat.data, width, height, bands, kind)
+    _encode(path, image, format, metadata or Metadata(), quality, lossless)
+
+
+def _encode(
+    path: Path,
+    image: pyvips.Image,
+    format: OutputFormat,
+    metadata: Metadata,
+    quality: int | None,
+    lossless: bool,
+) -> None:
+    """Writes a libvips image that holds grey, RGB and alpha as `write` says."""
+    deep = image.format == "ushort"
+    grey = image.bands < 3
+    every: dict[str, dict[str, Any]] = {
+        "png": {"compression": 4, "filter": "all"},
+        "jpeg": {"Q": quality or 95, "subsample_mode": "off", "optimize_coding": True},
+        "webp": {"Q": quality or 90, "lossless": lossless, "exact": True},
+        "tiff": {
+            "compression": "deflate",
+            "predictor": "float" if image.format == "float" else "horizontal",
+        },
+        "avif": {
+            "compression": "av1",
+            "Q": quality or 90,
+            "lossless": lossless,
+            "bitdepth": 12 if deep else 8,
+            "effort": 4,
+            "subsample_mode": "off",
+        },
+        "gif": {},
+    }
+    interpretation = {
+        (True, False): "b-w",
+        (True, True): "grey16",
+        (False, False): "srgb",
+        (False, True): "rgb16",
+    }
+    image = image.copy(interpretation=interpretation[grey, deep])
+    if metadata.dpi is not None:
+        image = image.copy(xres=metadata.dpi[0] / 25.4, yres=metadata.dpi[1] / 25.4)
+        image.set_type(pyvips.GValue.gstr_type, "resolution-unit", "in")
+    for type_, name, value in metadata.fields:
+        image.set_type(type_, name, value)
+    try:
+        with atomic_output(path) as partial:
+            if format == "bmp":
+                _write_bmp(partial, image, metadata)
+            else:
+                saver = "heifsave" if format == "avif" else f"{format}save"
+                target = pyvips.Target.new_to_file(str(partial))
+                getattr(image, f"{saver}_target")(target, **every[format])
+    except pyvips.Error as error:
+        raise ImageError(f"{path}: cannot be written ({_reason(error)})") from error
+    except OSError as error:
+        raise ImageError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _known_format(path: Path) -> str:
+    """Sniffs a file that must be an image."""
+    kind = sniff(path)
+    if kind is None:
+        if path.stat().st_size == 0:
+            raise ImageError(f"{path}: the file is empty (0 bytes)")
+        raise ImageError(
+            f"{path}: not an image that srnet reads (PNG, JPEG, WebP, TIFF, AVIF, GIF, BMP)"
+        )
+    return kind
+
+
+def _open(path: Path, kind: str) -> pyvips.Image:
+    """Opens a file for one pass from top to bottom; damage is an error, not a warning."""
+    loader = _LOADERS[kind]
+    if not pyvips.type_find("VipsOperation", loader):
+        raise ImageError(
+            f"{path}: this build of libvips cannot read {kind}; convert to PNG or JPEG"
+        )
+    try:
+        # a source takes the name literally; new_from_file would read [options] from it
+        source = pyvips.Source.new_from_file(str(path))
+        return getattr(pyvips.Image, loader)(source, access="sequential", fail_on="warning")
+    except pyvips.Error as error:
+        raise ImageError(f"{path}: damaged or cut short ({_reason(error)})") from error
+
+
+def _reason(error: Exception) -> str:
+    """The most telling line of a libvips error."""
+    lines = [line.strip() for line in str(error).splitlines()[1:] if line.strip()]
+    return lines[0][:200] if lines else str(error).strip()[:200]
+
+
+def _check_pixels(path: Path, width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise ImageError(
+            f"{path}: {width} x {height} = {width * height / 1e6:.0f} megapixels, "
+            f"over the limit of {max_pixels / 1e6:.0f}; raise it with --max-pixels"
+        )
+
+
+def _field(image: pyvips.Image, name: str, default: int) -> int:
+    return int(image.get(name)) if image.get_typeof(name) else default
+
+
+def _frames(image: pyvips.Image) -> int:
+    return _field(image, "n-pages", 1)
+
+
+def _orientation(image: pyvips.Image) -> int:
+    value = _field(image, "orientation", 1)
+    return value if 1 <= value <= 8 else 1
+
+
+def _metadata(image: pyvips.Image) -> Metadata:
+    """Takes over what has to survive; sizes, orientation and the thumbnail are stale after upscaling."""
+    stale = ("exif-ifd1-", "exif-ifd0-Orientation")
+    fields = tuple(
+        (image.get_typeof(name), name, image.get(name))
+        for name in image.get_fields()
+        if name.startswith(_KEPT) and not name.startswith(stale)
+    )
+    # libvips fills in 72 dpi where a file does not say; only a stated resolution carries a unit
+    stated = image.get_typeof("resolution-unit") and image.xres > 0 and image.yres > 0
+    return Metadata(fields, (image.xres * 25.4, image.yres * 25.4) if stated else None)
+
+
+def _to_rgb(image: pyvips.Image) -> pyvips.Image:
+    """Converts CMYK and Lab to sRGB; leaves grey and RGB as they are."""
+    if image.interpretation == "cmyk":
+        depth = 16 if image.format == "ushort" else 8
+        return image.icc_transform("srgb", embedded=True, input_profile="cmyk", depth=depth)
+    if image.interpretation in ("lab", "labs"):
+        return image.colourspace("srgb")
+    return image
+
+
+@contextlib.contextmanager
+def _pillow(path: Path) -> Iterator[Any]:
+    """Opens a BMP file with Pillow, with its errors as one line."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path, formats=("BMP",)) as image:
+            yield image
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        UnidentifiedImageError,
+        Image.DecompressionBombError,
+    ) as error:
+        raise ImageError(f"{path}: damaged or cut short ({str(error)[:200]})") from error
+
+
+def _read_bmp(path: Path, max_pixels: int) -> Picture:
+    with _pillow(path) as image:
+        _check_pixels(path, image.width, image.height, max_pixels)
+        dpi = image.info.get("dpi")
+        mode = {"1": "L", "L": "L", "RGBA": "RGBA"}.get(image.mode, "RGB")
+        pixels = np.asarray(image.convert(mode), dtype=np.uint8)
+    return Picture(pixels[..., None] if pixels.ndim == 2 else pixels, "bmp", Metadata(dpi=dpi))
+
+
+def _write_bmp(partial: Path, image: pyvips.Image, metadata: Metadata) -> None:
+    from PIL import Image
+
+    pixels = np.asarray(image.numpy(), dtype=np.uint8)
+    Image.fromarray(pixels).save(partial, format="BMP", dpi=metadata.dpi or (96, 96))
