@@ -274,9 +274,13 @@ def _match(
         The pairs, and the file names of HR and of LR images that are left over.
     """
     x = f"x{scale}"
-    conventions = [("", ""), ("", x), ("", f"_{x}"), ("", f"-{x}"), ("", "_lr"), ("", f"_lr_{x}")]
-    conventions += [("_hr", "_lr"), (f"_hr_{x}", f"_lr_{x}"), (f"_hr_{x}", f"_lrbi_{x}")]
-    conventions += [(f"_srf_{scale}_hr", f"_srf_{scale}_lr")]
+    conventions = [
+        (f"_srf_{scale}_hr", f"_srf_{scale}_lr"),
+        (f"_hr_{x}", f"_lr_{x}"),
+        (f"_hr_{x}", f"_lrbi_{x}"),
+        ("_hr", "_lr"),
+        *(("", suffix) for suffix in ("", x, f"_{x}", f"-{x}", "_lr", f"_lr_{x}")),
+    ]
     best: dict[str, str] = {}
     best_suffix = ""
     for hr_suffix, lr_suffix in conventions:

@@ -1,0 +1,87 @@
+import pytest
+from PIL import Image
+
+from srnet.cli import main
+
+
+@pytest.fixture
+def pairs(tmp_path, photo):
+    """The three pairs of a bug report: sizes 64/16, 64/17 and 20/5."""
+    for name, hr, lr in (("good", 64, 16), ("ratio", 64, 17), ("small", 20, 5)):
+        for side, size in (("HR", hr), ("LR_bicubic/X4", lr)):
+            (tmp_path / side).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(photo("astronaut")[:size, :size]).save(tmp_path / side / f"{name}.png")
+    return tmp_path
+
+
+def check(*words):
+    return main(["data", "check", *map(str, words)])
+
+
+def test_lists_every_problem_and_exits_1(pairs, capsys):
+    assert check(pairs, "--scale", 4, "--patch-size", 16) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in out[:-1]] == ["ratio", "small"]
+    assert "LR is 17x17, but HR 64x64 at scale 4 needs LR 16x16" in out[0]
+    assert str(pairs / "LR_bicubic/X4/ratio.png") in out[0]
+    assert "LR is 5x5, smaller than 16x16" in out[1]
+    assert "2 of 3 images cannot be used at scale 4, LR from files" in out[-1]
+
+
+def test_patch_of_32_leaves_nothing(pairs, capsys):
+    assert check(pairs, "--scale", 4, "--patch-size", 32) == 1
+    assert "3 of 3 images cannot be used" in capsys.readouterr().out
+
+
+def test_good_folder_exits_0(pairs, capsys):
+    assert check(pairs / "LR_bicubic/X4", "--scale", 2) == 0
+    assert "3 images are good at scale 2, LR made from HR" in capsys.readouterr().out
+
+
+def test_orphans_are_listed_beside_other_problems_unless_allowed(pairs, capsys):
+    (pairs / "LR_bicubic/X4/good.png").rename(pairs / "LR_bicubic/X4/other.png")
+    assert check(pairs, "--scale", 4) == 1
+    out = capsys.readouterr().out
+    assert "good.png" in out
+    assert "other.png" in out
+    assert "ratio" in out
+    for name in ("LR_bicubic/X4/ratio.png", "HR/ratio.png"):
+        (pairs / name).unlink()
+    assert check(pairs, "--scale", 4) == 1
+    assert check(pairs, "--scale", 4, "--allow-orphans") == 0
+
+
+def test_damage_inside_a_file_needs_the_full_check(pairs, capsys):
+    folder = pairs / "HR"
+    (folder / "good.png").write_bytes((folder / "good.png").read_bytes()[:-3000])
+    (pairs / "LR_bicubic").rename(pairs / "unused")
+    assert check(folder, "--scale", 4, "--quick") == 0
+    assert check(folder, "--scale", 4) == 1
+    assert "good.png" in capsys.readouterr().out
+
+
+def test_several_folders_are_all_checked(pairs, tmp_path_factory, capsys):
+    empty = tmp_path_factory.mktemp("empty")
+    assert check(empty, pairs / "LR_bicubic/X4", "--scale", 2) == 1
+    out = capsys.readouterr().out
+    assert f"no images in {empty}" in out
+    assert "3 images are good" in out
+
+
+def test_missing_folder_is_a_usage_error(tmp_path, capsys):
+    assert check(tmp_path / "nowhere", "--scale", 4) == 2
+    captured = capsys.readouterr()
+    assert (
+        captured.err
+        == f"srnet: error: data folder {tmp_path / 'nowhere'} does not exist or is not a folder\n"
+    )
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--scale", "0"), ("--scale", "x"), ("--scale", "4", "--patch-size", "-1")]
+)
+def test_wrong_options_exit_2(pairs, words):
+    with pytest.raises(SystemExit) as caught:
+        check(pairs, *words)
+    assert caught.value.code == 2
