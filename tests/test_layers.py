@@ -12,9 +12,9 @@ PACKAGE = ROOT / "srnet"
 # Layer of each module, lowest first. A module imports from lower layers, and sideways only as listed below.
 LAYERS = [
     {"errors", "config"},
-    {"color", "resize", "tiling", "attention", "losses"},
+    {"color", "resize", "tiling", "attention", "losses", "device"},
     {"metrics", "network"},
-    {"image_io", "checkpoint", "pairs", "datasets"},
+    {"image_io", "checkpoint", "pairs", "datasets", "diagnostics"},
     {"inference", "evaluation", "training"},
     {"commands"},
     {"cli", "__main__", "__init__"},
@@ -37,6 +37,7 @@ TOP = {
     "checkpoint": set(),
     "pairs": set(),
     "datasets": {"torch", "numpy"},
+    "diagnostics": {"torch"},
     "inference": {"torch", "numpy"},
     "evaluation": {"torch", "numpy"},
     "training": {"torch", "numpy", "yaml", "pydantic", "lightning", "timm", "wandb", "safetensors"},
