@@ -53,7 +53,9 @@ __all__ = [
     "summarise",
 ]
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = (
+    1  # raised when the packed pixels of the same files change, also by resize or image_io
+)
 _MAGIC = b"srnpack1"
 _TRAILER = struct.Struct("<8sQII")
 _ABANDONED_SECONDS = 3600.0
@@ -124,15 +126,12 @@ class PackedPairs:
         cache_dir = Path(cache_dir)
         path = cache_dir / f"{_identity(pairs, scale)}-x{scale}.pack"
         fingerprint = _fingerprint(pairs, scale)
-        try:
-            packed = cls(path)
-            if packed.fingerprint == fingerprint:
-                return packed
-        except DataError:
-            pass
+        packed = _open_if_current(path, fingerprint)
+        if packed is not None:
+            return packed
         problems = scan(pairs, scale, 1)
         if problems:
-            raise DataError(summarise(problems, len(pairs)))
+            raise DataError(summarise(problems))
         _write_packed(path, pairs, scale, fingerprint, progress)
         return cls(path)
 
@@ -155,6 +154,15 @@ class PackedPairs:
 
     def _view(self, offset: int, height: int, width: int) -> _Pixels:
         return self._data[offset : offset + height * width * 3].reshape(height, width, 3)
+
+
+def _open_if_current(path: Path, fingerprint: str) -> PackedPairs | None:
+    """Return the packed file when it is whole and up to date; otherwise nothing keeps it open."""
+    try:
+        packed = PackedPairs(path)
+    except DataError:
+        return None
+    return packed if packed.fingerprint == fingerprint else None
 
 
 def _identity(pairs: Sequence[Pair], scale: int) -> str:
@@ -257,7 +265,9 @@ def read_pair(pair: Pair, scale: int) -> tuple[_Pixels, _Pixels]:
     height, width = whole.shape[0] // scale, whole.shape[1] // scale
     if min(height, width) < 1:
         raise DataError(f"{pair.hr} is {by(whole.shape[:2])}, smaller than the scale {scale}")
-    hr = np.ascontiguousarray(whole[: height * scale, : width * scale])
+    hr = whole[
+        : height * scale, : width * scale
+    ].copy()  # contiguous, and writable as torch wants it
     if pair.lr is None:
         made = downscale(torch.from_numpy(hr).permute(2, 0, 1)[None], scale)  # (1, 3, h, w)
         return made[0].permute(1, 2, 0).contiguous().numpy(), hr

@@ -47,11 +47,11 @@ def find_pairs(root: Path, scale: int, *, allow_orphans: bool = False) -> list[P
       `HR` with `LR_bicubic/X4`, `LR/X4`, `LR_x4`, `LRx4`, `LRbicx4` or `LR`);
     - `GTmod12/baby.png` with `LRbicx4/baby.png` (`GTmod12` is taken before `original`);
     - one folder of `img_001_SRF_4_HR.png` and `img_001_SRF_4_LR.png`, or of `baby_HR.png` and `baby_LR.png`;
-    - a plain folder of HR images: LR images are made from them.
+    - a plain folder of HR images: LR images are made from them, as they are when no folder above holds this scale.
 
     Partners are found by name, never by order. The LR name may be the HR name, or end in `x4`, `_x4`, `-x4` or
     `_LR`; case and the Unicode form do not matter. Hidden files and files that are not images are ignored, folders
-    below the image folders are not searched.
+    below the image folders are not searched. LR folders of other names (`LR_unknown`) are not used.
 
     Args:
         root: HR folder or its parent.
@@ -350,12 +350,11 @@ def scan(
     return problems
 
 
-def summarise(problems: Sequence[Problem], total: int) -> str:
+def summarise(problems: Sequence[Problem]) -> str:
     """Return what `scan` found as one line for an error message.
 
     Args:
         problems: At least one problem.
-        total: Number of pairs that were scanned.
     """
     shown = "; ".join(f"{problem.path}: {problem.text}" for problem in problems[:3])
     more = (
@@ -363,9 +362,7 @@ def summarise(problems: Sequence[Problem], total: int) -> str:
         if len(problems) > 3
         else ""
     )
-    return (
-        f"{len(problems)} of {total} images cannot be used: {shown}{more}; replace or remove them"
-    )
+    return f"{len(problems)} images cannot be used: {shown}{more}; replace or remove them"
 
 
 def format_problems(problems: Sequence[Problem]) -> str:
