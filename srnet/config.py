@@ -1,0 +1,277 @@
+"""Every setting of a run, as frozen dataclasses; YAML in, checked by pydantic, no torch.
+
+A run is one complete YAML file (see ``configs/``). Words after it, ``key.path=value``, override single values:
+``srnet train configs/small_x4.yaml optim.learning_rate=1e-3``. Unknown keys are errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from srnet.errors import ConfigError
+
+_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """Shape of one SRNet; travels inside the checkpoint."""
+
+    __pydantic_config__ = _STRICT
+
+    scale: Literal[2, 3, 4]
+    """Enlargement factor."""
+    embed_dim: int = 48
+    """Channels C of the feature map."""
+    num_blocks: int = 6
+    """Number of residual blocks."""
+    convs_per_block: int = 3
+    """Dense 3x3 convolutions in the feed-forward of a block."""
+    attention_blocks: tuple[int, ...] = (1, 3, 5)
+    """Blocks (counted from 0) that start with sparse attention; empty for none."""
+    num_heads: int = 3
+    """Attention heads; embed_dim / num_heads is head_dim."""
+    group_size: int = 8
+    """Side g of a query group in pixels; 1 selects keys for each query on its own."""
+    region_size: int = 32
+    """Side r of the square of candidate keys, centred on the group, in pixels."""
+    top_k: int = 64
+    """Keys K that a query group attends to."""
+    predictor_dim: int = 8
+    """Channels p of the predictor's projections."""
+    predictor_slope: float = 0.1
+    """Relevance lost per pixel of distance from the group's centre (m0)."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "embed_dim",
+            "num_blocks",
+            "convs_per_block",
+            "num_heads",
+            "group_size",
+            "top_k",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"network.{name} is {getattr(self, name)}; use at least 1")
+        if self.predictor_dim < 1:
+            raise ConfigError(
+                f"network.predictor_dim is {self.predictor_dim}; use at least 1, e.g. 8"
+            )
+        if self.embed_dim % self.num_heads:
+            near = self.num_heads * max(1, round(self.embed_dim / self.num_heads))
+            raise ConfigError(
+                f"network.embed_dim {self.embed_dim} is not divisible by num_heads {self.num_heads}; "
+                f"use e.g. embed_dim {near}"
+            )
+        if self.region_size < self.group_size or (self.region_size - self.group_size) % 2:
+            raise ConfigError(
+                f"network.region_size {self.region_size} cannot be centred on a group of {self.group_size} pixels; "
+                f"use {self.group_size} plus an even number, e.g. {self.group_size + 24}"
+            )
+        wrong = [b for b in self.attention_blocks if not 0 <= b < self.num_blocks]
+        if wrong:
+            raise ConfigError(
+                f"network.attention_blocks names block {wrong[0]}, but the blocks are 0 to {self.num_blocks - 1}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What to train and validate on."""
+
+    __pydantic_config__ = _STRICT
+
+    train: tuple[str, ...]
+    """Folders of training images; LR files are used where a folder has them, else made by MATLAB bicubic."""
+    validation: dict[str, str] = field(default_factory=dict)
+    """Name and folder of each validation set; the first decides which checkpoint is best."""
+    patch_size: int = 32
+    """Side of a training crop in LR pixels; the HR crop is scale times as large."""
+    batch_size: int = 16
+    """Crops in one step, per device."""
+    cache_dir: str = "data/cache"
+    """Folder for the packed uint8 copy of the training images."""
+    allow_orphans: bool = False
+    """Accept HR files without LR file and the reverse, leaving them out."""
+    skip_small: bool = False
+    """Leave out images smaller than a crop instead of refusing to start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Loss, optimiser and the warmup-stable-decay schedule."""
+
+    __pydantic_config__ = _STRICT
+
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """muon: Muon for the weight matrices of the body, AdamW for the two ends, norms and biases. adamw: AdamW for all."""
+    learning_rate: float = 1e-2
+    """Rate of the stable phase (Muon: update of RMS 0.2 * rate; AdamW about 1e-3)."""
+    adam_ratio: float = 0.1
+    """With muon: rate of the AdamW part as a fraction of learning_rate."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    """AdamW's averages."""
+    momentum: float = 0.95
+    """Muon's momentum."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    warmup_steps: int = 100
+    """Steps of linear rise from 0 to learning_rate."""
+    decay_steps: int = 0
+    """Last steps of the run, in which the rate falls linearly to 0."""
+    ema_decay: float = 0.999
+    """Decay of the exponential moving average of the weights; the average is what is validated and published."""
+    gradient_clip: float = 0.0
+    """Largest gradient norm; 0 for no clipping."""
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ConfigError(
+                f"optim.learning_rate is {self.learning_rate}; it must be above 0, e.g. 1e-3"
+            )
+        if not 0 <= self.ema_decay < 1:
+            raise ConfigError(
+                f"optim.ema_decay is {self.ema_decay}; it must be in [0, 1), e.g. 0.999"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """How long, where, and how often things are written."""
+
+    __pydantic_config__ = _STRICT
+
+    max_steps: int
+    """Optimiser steps at which the run is finished, counted over all sittings."""
+    val_every_n_steps: int = 500
+    """Steps between validations."""
+    save_every_n_steps: int = 500
+    """Steps between saves of the resumable state (last.ckpt)."""
+    log_every_n_steps: int = 50
+    """Steps between rows of metrics.csv."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """auto: bfloat16 autocast where the hardware computes it natively, else float32."""
+    channels_last: Literal["auto", "on", "off"] = "auto"
+    """Memory layout; auto: on together with bfloat16, where it is faster, else off."""
+    seed: int = 0
+    """Seed of initialisation, crops and flips."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "val_every_n_steps", "save_every_n_steps", "log_every_n_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"trainer.{name} is {getattr(self, name)}; use at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggerConfig:
+    """Where metrics go besides metrics.csv, which is always written."""
+
+    __pydantic_config__ = _STRICT
+
+    wandb: Literal["off", "offline", "online"] = "off"
+    """Weights & Biases."""
+    project: str = "srnet"
+    """Weights & Biases project."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One training run."""
+
+    __pydantic_config__ = _STRICT
+
+    name: str
+    """Name of the run; its files go to output_dir/name."""
+    network: NetworkConfig
+    data: DataConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    output_dir: str = "runs"
+    """Folder of run folders."""
+    init_from: str | None = None
+    """Checkpoint (name or file) to start the weights from. Only the upsampler (another scale) and attention layers
+    that the checkpoint does not have may start fresh, and the run says which did."""
+
+
+def _first_problem(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "file"
+    cause = first.get("ctx", {}).get("error")
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    given = "" if isinstance(first["input"], dict | list) else f", got {first['input']!r}"
+    return (
+        f"{cause}{more}"
+        if isinstance(cause, ConfigError)
+        else f"{where}: {first['msg']}{given}{more}"
+    )
+
+
+def network_config_from_dict(values: dict[str, Any]) -> NetworkConfig:
+    """Checks plain values and makes a NetworkConfig.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value does not fit.
+    """
+    try:
+        return TypeAdapter(NetworkConfig).validate_python(values)
+    except ValidationError as error:
+        raise ConfigError(f"network configuration: {_first_problem(error)}") from None
+
+
+def _override(values: dict[str, Any], word: str) -> None:
+    """Sets one ``key.path=value`` in nested dictionaries."""
+    path, separator, text = word.removeprefix("--").partition("=")
+    if not separator or not path:
+        raise ConfigError(
+            f"'{word}' is not of the form key.path=value, e.g. trainer.max_steps=1000"
+        )
+    *parents, last = path.split(".")
+    node = values
+    for key in parents:
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"'{word}': {key} holds a value, not a section")
+    try:
+        node[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"'{word}': the value is not valid YAML") from None
+
+
+def load_config(path: str | Path, overrides: tuple[str, ...] = ()) -> RunConfig:
+    """Reads a run's YAML file and applies overrides.
+
+    Args:
+        path: YAML file with every section of RunConfig.
+        overrides: Words ``key.path=value``; values are read as YAML. A leading ``--`` is accepted.
+
+    Raises:
+        ConfigError: The file is missing or not YAML, a key is unknown or missing, or a value does not fit.
+    """
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror or error}; pass a YAML file such as configs/smoke.yaml"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path}: not a YAML file: {' '.join(str(error).split())[:120]}"
+        ) from None
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path}: holds {type(values).__name__}, not the sections of a run; see configs/smoke.yaml"
+        )
+    for word in overrides:
+        _override(values, word)
+    try:
+        return TypeAdapter(RunConfig).validate_python(values)
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {_first_problem(error)}") from None

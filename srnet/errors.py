@@ -1,0 +1,21 @@
+"""Errors that a user can act on: each message is one line with what, which file, both numbers and the way out."""
+
+
+class SRNetError(Exception):
+    """Base of every error that srnet raises on purpose."""
+
+
+class ConfigError(SRNetError):
+    """A configuration file, an override or an option is wrong."""
+
+
+class CheckpointError(SRNetError):
+    """A checkpoint is unknown, damaged, or does not fit what was asked of it."""
+
+
+class DataError(SRNetError):
+    """A data set is incomplete, mismatched or unreadable."""
+
+
+class ImageError(SRNetError):
+    """One image cannot be read, processed or written."""

@@ -1,0 +1,132 @@
+"""Training patches and validation images as Lightning wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from srnet.config import RunConfig
+from srnet.datasets import PackedPairs, Pair, read_pair, sample_patches
+
+# Keeps the crops of neighbouring steps, ranks and seeds apart: all three are folded into one 64-bit seed.
+_STEP_STRIDE, _SEED_STRIDE = 4096, 1 << 40
+
+
+class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
+    """Endless batches of random patches; batch i depends on (seed, i, rank) alone, so a run resumes exactly.
+
+    Args:
+        packed: The images.
+        batch_size: Patches in a batch.
+        patch_size: Side of an LR patch.
+        seed: Seed of the run.
+        first: Index of the first batch.
+        rank: Index of this process.
+    """
+
+    def __init__(
+        self,
+        packed: PackedPairs,
+        batch_size: int,
+        patch_size: int,
+        seed: int,
+        first: int = 0,
+        rank: int = 0,
+    ) -> None:
+        self.packed = packed
+        self.batch_size = batch_size
+        self.patch_size = patch_size
+        self.seed = seed
+        self.first = first
+        self.rank = rank
+
+    def batch(self, i: int) -> tuple[Tensor, Tensor]:
+        """The i-th batch: uint8 LR (B, 3, p, p) and HR (B, 3, p * scale, p * scale)."""
+        generator = torch.Generator().manual_seed(
+            self.seed * _SEED_STRIDE + i * _STEP_STRIDE + self.rank
+        )
+        return sample_patches(self.packed, self.batch_size, self.patch_size, generator)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches from ``first`` on."""
+        i = self.first
+        while True:
+            yield self.batch(i)
+            i += 1
+
+
+class WholeImages(Dataset[tuple[Tensor, Tensor]]):
+    """Whole LR and HR images as uint8 (3, H, W).
+
+    Args:
+        pairs: Files; LR is made by MATLAB bicubic where there is none.
+        scale: Enlargement factor.
+    """
+
+    def __init__(self, pairs: Sequence[Pair], scale: int) -> None:
+        self.pairs = pairs
+        self.scale = scale
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.pairs)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        """LR and HR of image i."""
+        lr, hr = (
+            torch.from_numpy(a.copy()).permute(2, 0, 1)
+            for a in read_pair(self.pairs[i], self.scale)
+        )
+        return lr, hr
+
+
+class SRDataModule(LightningDataModule):
+    """Loaders over data that was checked and packed before the trainer started.
+
+    Args:
+        config: The run.
+        packed: Training images.
+        validation: Pairs of each validation set.
+    """
+
+    def __init__(
+        self, config: RunConfig, packed: PackedPairs, validation: dict[str, list[Pair]]
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.packed = packed
+        self.validation = validation
+
+    def train_dataloader(self) -> DataLoader[tuple[Tensor, Tensor]]:
+        """Batches from the step at which training stands.
+
+        No workers: cutting patches from the memory map takes about a hundredth of a training step.
+        """
+        assert self.trainer is not None
+        batches = PatchBatches(
+            self.packed,
+            self.config.data.batch_size,
+            self.config.data.patch_size,
+            self.config.trainer.seed,
+            first=self.trainer.global_step,
+            rank=self.trainer.global_rank,
+        )
+        return DataLoader(batches, batch_size=None)
+
+    def val_dataloader(self) -> list[DataLoader[tuple[Tensor, Tensor]]]:
+        """One loader of whole images per validation set."""
+        scale = self.config.network.scale
+        return [
+            DataLoader(WholeImages(pairs, scale), batch_size=1)
+            for pairs in self.validation.values()
+        ]
+
+
+def cache_folder(config: RunConfig) -> Path:
+    """Where the packed training images of a run lie."""
+    return Path(config.data.cache_dir)
