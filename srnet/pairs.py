@@ -47,7 +47,7 @@ def find_pairs(root: Path, scale: int, *, allow_orphans: bool = False) -> list[P
       `HR` with `LR_bicubic/X4`, `LR/X4`, `LR_x4`, `LRx4`, `LRbicx4` or `LR`);
     - `GTmod12/baby.png` with `LRbicx4/baby.png` (`GTmod12` is taken before `original`);
     - one folder of `img_001_SRF_4_HR.png` and `img_001_SRF_4_LR.png`, or of `baby_HR.png` and `baby_LR.png`;
-    - a plain folder of HR images: LR images are made from them, as they are when no folder above holds this scale.
+    - a plain folder of HR images: LR images are made from them, as in the layouts above that lack this scale.
 
     Partners are found by name, never by order. The LR name may be the HR name, or end in `x4`, `_x4`, `-x4` or
     `_LR`; case and the Unicode form do not matter. Hidden files and files that are not images are ignored, folders
