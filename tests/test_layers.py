@@ -16,6 +16,7 @@ LAYERS = [
     {"metrics", "network"},
     {"image_io", "checkpoint", "pairs", "datasets", "diagnostics"},
     {"inference", "evaluation", "training"},
+    {"files"},
     {"commands"},
     {"cli", "__main__", "__init__"},
 ]
@@ -40,6 +41,7 @@ TOP = {
     "diagnostics": {"torch"},
     "inference": {"torch", "numpy"},
     "evaluation": {"torch", "numpy"},
+    "files": {"numpy"},
     "training": {"torch", "numpy", "yaml", "pydantic", "lightning", "timm", "wandb", "safetensors"},
     "commands": set(),
     "cli": set(),
