@@ -65,7 +65,8 @@ def predict_relevance(
     <mean of pq over the group, pk of the candidate> / sqrt(P) - slope * distance to the group's centre.
 
     Args:
-        pq, pk: Predictor projections (B, P, H, W).
+        pq: Predictor's query projection (B, P, H, W).
+        pk: Predictor's key projection (B, P, H, W).
         group_size: Side g of a group.
         region_size: Side r of the square of candidates, g plus an even number.
         slope: Relevance lost per pixel of distance.
@@ -73,7 +74,7 @@ def predict_relevance(
     Returns:
         (B, Y, X, M) with Y = ceil(H / g), X = ceil(W / g); minus infinity for candidates outside the image.
     """
-    B, P, height, width = pk.shape
+    _, P, height, width = pk.shape
     g, r = group_size, region_size
     below, right = -height % g, -width % g
     margin = (r - g) // 2
@@ -136,6 +137,20 @@ def query_distance(index: Tensor, group_size: int, region_size: int, dtype: torc
     return squared.sqrt_().flatten(1, 2)
 
 
+def _attend(q_GHND: Tensor, k_GHKD: Tensor, v_GHKD: Tensor, bias_GHNK: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(D) + bias) v."""
+    scale = q_GHND.shape[-1] ** -0.5
+    if not bias_GHNK.requires_grad:
+        return F.scaled_dot_product_attention(
+            q_GHND, k_GHKD, v_GHKD, attn_mask=bias_GHNK, scale=scale
+        )
+    # No fused kernel gives the bias a gradient, and SDPA's own fallback takes a third longer than this.
+    G, H, N, K = bias_GHNK.shape
+    q, k, v = (t.reshape(G * H, t.shape[2], -1) for t in (q_GHND, k_GHKD, v_GHKD))
+    score = torch.baddbmm(bias_GHNK.view(G * H, N, K), q, k.transpose(1, 2), alpha=scale)
+    return torch.bmm(score.softmax(-1).to(v.dtype), v).view(G, H, N, -1)
+
+
 def sparse_attention(
     q: Tensor,
     kv: Tensor,
@@ -177,9 +192,7 @@ def sparse_attention(
         [torch.sub(kept_G1K, distance_GNK, alpha=slope) for slope in slopes], dim=1
     )
 
-    out = F.scaled_dot_product_attention(
-        q_GHND, k_GHKD, v_GHKD, attn_mask=bias_GHNK.to(q.dtype), scale=D**-0.5
-    )
+    out = _attend(q_GHND, k_GHKD, v_GHKD, bias_GHNK.to(q.dtype))
     out = out.view(B, Y, X, H, g, g, D).permute(0, 1, 4, 2, 5, 3, 6).reshape(B, Y * g, X * g, C)
     return out[:, :height, :width]
 

@@ -109,10 +109,10 @@ class OptimConfig:
     __pydantic_config__ = _STRICT
 
     optimizer: Literal["muon", "adamw"] = "muon"
-    """muon: Muon for the weight matrices of the body, AdamW for the two ends, norms and biases. adamw: AdamW for all."""
-    learning_rate: float = 1e-2
+    """muon: Muon for the body's weight matrices, AdamW for the two ends, norms and biases. adamw: AdamW for all."""
+    learning_rate: float = 2.5e-3
     """Rate of the stable phase (Muon: update of RMS 0.2 * rate; AdamW about 1e-3)."""
-    adam_ratio: float = 0.1
+    adam_ratio: float = 0.4
     """With muon: rate of the AdamW part as a fraction of learning_rate."""
     betas: tuple[float, float] = (0.9, 0.99)
     """AdamW's averages."""

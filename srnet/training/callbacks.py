@@ -113,6 +113,9 @@ class SaveState(Callback):
         """Saves when it is time."""
         if self.stopped_by is not None:
             trainer.should_stop = True
+            trainer.limit_val_batches = (
+                0  # Lightning validates on its way out; who asked to stop does not wait for it
+            )
         step = trainer.global_step
         last = step >= trainer.max_steps
         if step != self._saved_step and (

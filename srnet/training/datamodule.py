@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -12,9 +12,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from srnet.config import RunConfig
 from srnet.datasets import PackedPairs, Pair, read_pair, sample_patches
-
-# Keeps the crops of neighbouring steps, ranks and seeds apart: all three are folded into one 64-bit seed.
-_STEP_STRIDE, _SEED_STRIDE = 4096, 1 << 40
 
 
 class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
@@ -47,9 +44,10 @@ class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
 
     def batch(self, i: int) -> tuple[Tensor, Tensor]:
         """The i-th batch: uint8 LR (B, 3, p, p) and HR (B, 3, p * scale, p * scale)."""
-        generator = torch.Generator().manual_seed(
-            self.seed * _SEED_STRIDE + i * _STEP_STRIDE + self.rank
-        )
+        # hashed, since torch's CPU generator takes 32 bits of a seed: neighbours must not share them
+        text = f"{self.seed}/{i}/{self.rank}".encode()
+        number = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
+        generator = torch.Generator().manual_seed(number)
         return sample_patches(self.packed, self.batch_size, self.patch_size, generator)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -125,8 +123,3 @@ class SRDataModule(LightningDataModule):
             DataLoader(WholeImages(pairs, scale), batch_size=1)
             for pairs in self.validation.values()
         ]
-
-
-def cache_folder(config: RunConfig) -> Path:
-    """Where the packed training images of a run lie."""
-    return Path(config.data.cache_dir)

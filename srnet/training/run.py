@@ -67,7 +67,7 @@ def initialise_from(network: SRNet, weights: dict[str, Tensor], source: str) -> 
         if (k.startswith("upsampler.") and (k not in weights or weights[k].shape != v.shape))
         or (".attention." in k and k not in weights)
     ]
-    for key in own.keys() - fresh:
+    for key in (k for k in own if k not in fresh):
         if key not in weights:
             raise CheckpointError(
                 f"{source} has no {key}; init_from needs a network with the same trunk"
@@ -182,11 +182,9 @@ def _quiet_lightning() -> None:
     """Lightning's advice is for its own users; what concerns ours is told in our words."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     for message in (
-        ".*does not have many workers.*",
-        ".*Checkpoint directory.*exists and is not empty.*",
-        ".*mid-epoch.*",
-        ".*isinstance.treespec, LeafSpec.*",
-        ".*was configured so.*",
+        ".*does not have many workers.*",  # cutting patches from a memory map needs none
+        ".*your dataloader is not resumable.*",  # it is: batches are numbered by step
+        ".*treespec, LeafSpec.*",  # Lightning 2.6 calls what torch 2.14 deprecates
     ):
         warnings.filterwarnings("ignore", message)
 
@@ -238,7 +236,7 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
     )
     channels_last = config.trainer.channels_last
     if channels_last == "on" or (channels_last == "auto" and precision == "bf16"):
-        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        network.to(memory_format=torch.channels_last)
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(

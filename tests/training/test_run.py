@@ -1,0 +1,262 @@
+"""Whole runs on real photographs: results, resuming, stopping, refusing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from skimage import data as photographs
+
+from srnet.checkpoint import load_checkpoint, read_header
+from srnet.config import RunConfig, load_config
+from srnet.errors import CheckpointError, ConfigError, DataError
+from srnet.image_io import read_rgb8
+from srnet.network import SRNet
+from srnet.training.datamodule import PatchBatches
+from srnet.training.run import initialise_from, train
+
+TINY = {
+    "name": "run",
+    "network": {
+        "scale": 2,
+        "embed_dim": 8,
+        "num_blocks": 2,
+        "convs_per_block": 1,
+        "attention_blocks": [1],
+        "num_heads": 1,
+        "region_size": 16,
+        "top_k": 8,
+    },
+    "data": {"patch_size": 8, "batch_size": 2},
+    "optim": {"warmup_steps": 2, "decay_steps": 3, "ema_decay": 0.5},
+    "trainer": {
+        "max_steps": 6,
+        "val_every_n_steps": 3,
+        "save_every_n_steps": 2,
+        "log_every_n_steps": 1,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from PIL import Image
+
+    root = tmp_path_factory.mktemp("data")
+    for split, image in (
+        ("train", photographs.coffee()),
+        ("validation", photographs.chelsea()[:60, :60]),
+    ):
+        (root / split).mkdir()
+        Image.fromarray(np.ascontiguousarray(image)).save(root / split / "photo.png")
+    return root
+
+
+@pytest.fixture
+def config_file(folders: Path, tmp_path: Path) -> Path:
+    values = json.loads(json.dumps(TINY))
+    values["data"] |= {
+        "train": [str(folders / "train")],
+        "validation": {"cat": str(folders / "validation")},
+        "cache_dir": str(folders / "cache"),
+    }
+    values["output_dir"] = str(tmp_path / "runs")
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def config(path: Path, *words: str) -> RunConfig:
+    return load_config(path, words)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_checkpoint(folder / "last.safetensors").network.state_dict()
+
+
+def test_a_run_leaves_everything_it_promises(config_file: Path) -> None:
+    lines: list[str] = []
+    result = train(config(config_file), lines.append)
+    assert result.step == 6
+    assert result.stopped_by is None
+    assert result.metrics["val/cat/psnr_y"] > 20
+    state = torch.load(result.folder / "last.ckpt", weights_only=True)
+    assert state["global_step"] == 6
+    header = read_header(result.folder / "best.safetensors")
+    assert json.loads(header.metadata["metrics"])["step"] in (3, 6)
+    rows = (result.folder / "logs" / "version_0" / "metrics.csv").read_text().splitlines()
+    assert {"train/loss", "train/learning_rate", "val/cat/psnr_y", "val/cat/ssim_y"} <= set(
+        rows[0].split(",")
+    )
+    assert len(rows) >= 7
+    assert any("step 3: cat/psnr_y" in line for line in lines)
+
+
+def test_the_published_weights_are_the_average(config_file: Path) -> None:
+    """last.safetensors is the EMA: the same as the average in the state, unlike the raw weights."""
+    result = train(config(config_file), lambda _: None)
+    state = torch.load(result.folder / "last.ckpt", weights_only=True)
+    for key, value in weights(result.folder).items():
+        torch.testing.assert_close(value, state["state_dict"][f"network.{key}"], atol=0, rtol=0)
+    raw = state["current_model_state"]["network.blocks.0.convs.0.weight"]
+    assert not torch.equal(raw, state["state_dict"]["network.blocks.0.convs.0.weight"])
+
+
+def test_stopped_and_resumed_equals_never_stopped(config_file: Path) -> None:
+    whole = train(config(config_file, "name=whole"), lambda _: None)
+    lines: list[str] = []
+    # the decay belongs to the last steps of the whole run: stop it early without changing max_steps
+    program = f"""
+import os, signal, sys
+from srnet.config import load_config
+from srnet.training import run, module
+step = module.SRModule.training_step
+def stopping(self, batch, batch_idx):
+    if self.trainer.global_step == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return step(self, batch, batch_idx)
+module.SRModule.training_step = stopping
+result = run.train(load_config({str(config_file)!r}, ("name=parts",)))
+print(result.step, result.stopped_by)
+"""
+    stopped = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert stopped.stdout.split() == ["3", "SIGTERM"]
+    parts = train(config(config_file, "name=parts"), lines.append)
+    assert any("resuming at step 3" in line for line in lines)
+    assert parts.step == 6
+    a, b = (torch.load(r.folder / "last.ckpt", weights_only=True) for r in (whole, parts))
+    for part in ("current_model_state", "state_dict"):
+        for key, value in a[part].items():
+            torch.testing.assert_close(b[part][key], value, atol=0, rtol=0, msg=key)
+    for key, value in weights(whole.folder).items():
+        torch.testing.assert_close(weights(parts.folder)[key], value, atol=0, rtol=0, msg=key)
+
+
+def test_killed_process_resumes_from_the_last_save(config_file: Path) -> None:
+    command = [sys.executable, "-m", "srnet", "train", str(config_file), "trainer.max_steps=100000"]
+    command += ["trainer.val_every_n_steps=100000", "name=killed"]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    state = config(config_file).output_dir + "/killed/last.ckpt"
+    deadline = time.monotonic() + 120
+    while not os.path.exists(state) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    saved = torch.load(state, weights_only=True)["global_step"]
+    assert saved >= 2
+    lines: list[str] = []
+    result = train(
+        config(config_file, "name=killed", f"trainer.max_steps={saved + 2}"), lines.append
+    )
+    assert any(f"resuming at step {saved}" in line for line in lines)
+    assert result.step == saved + 2
+
+
+def test_finished_run_does_nothing_and_says_so(config_file: Path) -> None:
+    train(config(config_file), lambda _: None)
+    lines: list[str] = []
+    assert train(config(config_file), lines.append).step == 6
+    assert len(lines) == 1
+    assert "nothing to do" in lines[0]
+    assert train(config(config_file, "trainer.max_steps=8"), lines.append).step == 8
+
+
+def test_another_network_under_the_same_name_is_refused(config_file: Path) -> None:
+    train(config(config_file), lambda _: None)
+    with pytest.raises(ConfigError, match=r"embed_dim=8.*says 16"):
+        train(config(config_file, "network.embed_dim=16", "trainer.max_steps=9"), lambda _: None)
+
+
+def test_too_small_images_are_listed_before_training(config_file: Path) -> None:
+    with pytest.raises(DataError, match=r"(?s)photo.*300x200.*250"):
+        train(config(config_file, "data.patch_size=250"), lambda _: None)
+    with pytest.raises(DataError, match="no image"):
+        train(config(config_file, "data.patch_size=250", "data.skip_small=true"), lambda _: None)
+
+
+def test_batches_depend_on_seed_step_and_rank_alone(config_file: Path, folders: Path) -> None:
+    from srnet.datasets import PackedPairs, find_pairs
+
+    packed = PackedPairs.build(find_pairs(folders / "train", 2), 2, folders / "cache")
+    first = PatchBatches(packed, 2, 8, seed=1)
+    later = iter(PatchBatches(packed, 2, 8, seed=1, first=3))
+    for i in (3, 4):
+        lr, hr = next(later)
+        assert torch.equal(lr, first.batch(i)[0])
+        assert torch.equal(hr, first.batch(i)[1])
+    for other in (PatchBatches(packed, 2, 8, seed=2), PatchBatches(packed, 2, 8, seed=1, rank=1)):
+        assert not torch.equal(other.batch(0)[0], first.batch(0)[0])
+
+
+def test_start_from_a_trunk_without_attention_and_of_another_scale(config_file: Path) -> None:
+    source = config(config_file, "network.attention_blocks=[]", "network.scale=4").network
+    target = SRNet(config(config_file).network)
+    trunk = SRNet(source).state_dict()
+    fresh = initialise_from(target, trunk, "trunk")
+    assert set(fresh) == {
+        k for k in target.state_dict() if k.startswith("upsampler.") or ".attention." in k
+    }
+    assert torch.equal(
+        target.state_dict()["blocks.0.convs.0.weight"], trunk["blocks.0.convs.0.weight"]
+    )
+    del trunk["tail.bias"]
+    with pytest.raises(CheckpointError, match=r"no tail\.bias"):
+        initialise_from(target, trunk, "trunk")
+    wider = SRNet(config(config_file, "network.embed_dim=16").network).state_dict()
+    with pytest.raises(CheckpointError, match=r"head\.\w+ is \(16"):
+        initialise_from(target, {k: wider[k] for k in sorted(wider)}, "wider")
+
+
+def test_command_refuses_a_wrong_key_at_once(config_file: Path) -> None:
+    command = [sys.executable, "-m", "srnet", "train", str(config_file), "optim.learnin_rate=1"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert "optim.learnin_rate" in result.stderr
+
+
+def test_smoke_run_ends_above_bicubic(tmp_path: Path) -> None:
+    """configs/smoke.yaml as the README has it, on photographs it did not train on."""
+    root = Path(__file__).parents[2]
+    subprocess.run(
+        [sys.executable, str(root / "scripts" / "make_smoke_data.py"), "data/smoke"],
+        cwd=tmp_path,
+        check=True,
+    )
+    command = [sys.executable, "-m", "srnet", "train", str(root / "configs" / "smoke.yaml")]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    command = [
+        sys.executable,
+        "-m",
+        "srnet",
+        "eval",
+        "runs/smoke/best.safetensors",
+        "--data",
+        "data/smoke/validation",
+    ]
+    result = subprocess.run(
+        [*command, "--json", "report.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    mean = json.loads((tmp_path / "report.json").read_text())["mean"]
+    assert mean["psnr_y"] > mean["bicubic_psnr_y"] + 0.5
+    assert read_rgb8(tmp_path / "data" / "smoke" / "validation" / "astronaut.png").shape == (
+        512,
+        512,
+        3,
+    )
