@@ -1,0 +1,89 @@
+"""Every shipped configuration loads; what is wrong is named."""
+
+from pathlib import Path
+
+import pytest
+
+from srnet.config import NetworkConfig, load_config, network_config_from_dict
+from srnet.errors import ConfigError
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+SMOKE = Path(__file__).parents[1] / "configs" / "smoke.yaml"
+LIMITS = {"tiny": 150_000, "small": 456_000, "base": 900_000, "large": 13_000_000}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_shipped_configuration_loads_and_keeps_its_size(path: Path) -> None:
+    config = load_config(path)
+    assert config.name == path.stem
+    size, _, rest = path.stem.partition("_")
+    if rest:
+        from srnet.network import SRNet
+
+        assert rest.startswith(f"x{config.network.scale}")
+        parameters = sum(p.numel() for p in SRNet(config.network).parameters())
+        assert LIMITS[size] * 0.85 < parameters <= LIMITS[size]
+
+
+def test_sizes_and_scales_are_complete() -> None:
+    names = {p.stem for p in CONFIGS}
+    assert {f"{size}_x{scale}" for size in LIMITS for scale in (2, 3, 4)} <= names
+
+
+def test_overrides_replace_single_values() -> None:
+    words = (
+        "optim.learning_rate=1e-4",
+        "--trainer.max_steps=7",
+        "data.train=[a, b]",
+        "init_from=null",
+    )
+    config = load_config(SMOKE, words)
+    assert config.optim.learning_rate == 1e-4  # YAML 1.1 reads 1e-4 as text
+    assert config.trainer.max_steps == 7
+    assert config.data.train == ("a", "b")
+    assert config.network.scale == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("network.scal=2", "network.scal"),
+        ("network.scale=5", "network.scale: Input should be 2, 3 or 4, got 5"),
+        ("network.num_heads=7", "embed_dim 24 is not divisible by num_heads 7"),
+        ("network.region_size=25", "region_size 25 cannot be centred on a group of 8"),
+        ("network.attention_blocks=[3]", "block 3, but the blocks are 0 to 2"),
+        ("optim.learning_rate=0", "learning_rate is 0.0"),
+        ("trainer.max_steps=many", "trainer.max_steps"),
+        ("trainer=5", "trainer"),
+        ("name.x=5", "name holds a value"),
+        ("speed", "key.path=value"),
+        ("a=[", "not valid YAML"),
+    ],
+)
+def test_wrong_override_is_named_in_one_line(word: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(SMOKE, (word,))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_files_are_named(tmp_path: Path) -> None:
+    for name, content in (
+        ("list.yaml", b"[1, 2]"),
+        ("broken.yaml", b"a: [1"),
+        ("binary.yaml", b"\xff\xfe\x00\x01"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError, match=name) as caught:
+            load_config(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"missing\.yaml: No such file"):
+        load_config(tmp_path / "missing.yaml")
+
+
+def test_network_config_from_plain_values() -> None:
+    assert network_config_from_dict({"scale": 3, "attention_blocks": [0]}) == NetworkConfig(
+        scale=3, attention_blocks=(0,)
+    )
+    with pytest.raises(ConfigError, match="Unexpected keyword argument"):
+        network_config_from_dict({"scale": 3, "size": 1})
