@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from srnet.device import Precision, resolve_precision
 from srnet.errors import ConfigError, ImageError
 from srnet.network import SRNet
 from srnet.tiling import Region, round_up, split, window_of
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from srnet.image_io import Pixels
 
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Progress = Callable[[int, int], None]
 """Called with the LR pixels done and their total."""
 ImageT = TypeVar("ImageT", "np.ndarray[Any, Any]", "Image.Image", Tensor)
@@ -67,7 +67,7 @@ class Upscaler:
     Args:
         network: A network, or the name or path of a checkpoint. Moved to the device in place.
         device: "auto", "cpu", "cuda", "cuda:1" or "mps".
-        precision: "auto" takes float32 on CPUs without native bfloat16.
+        precision: "auto" takes bfloat16 where the device computes it natively, else float32.
         tile: "auto" takes what is fastest and fits in the device's free memory.
         overlap: None takes the default.
 
@@ -81,7 +81,7 @@ class Upscaler:
         network: SRNet | str | Path,
         *,
         device: str = "auto",
-        precision: Precision = "auto",
+        precision: Precision | Literal["auto"] = "auto",
         tile: int | Literal["auto"] = "auto",
         overlap: int | None = None,
     ) -> None:
@@ -90,7 +90,9 @@ class Upscaler:
 
             network = load_checkpoint(network).network
         self.device = select_device(device)
-        self.precision = select_precision(precision, self.device)
+        if precision not in ("auto", *_DTYPES):
+            raise ConfigError(f"precision is {precision!r}; use auto, {', '.join(_DTYPES)}")
+        self.precision = resolve_precision(precision, self.device.type)
         self._deep_precision = "fp32" if precision == "auto" else self.precision
         # measured on CPUs: channels_last is 10 to 20 % faster than contiguous
         self.network = network.eval().to(self.device).to(memory_format=torch.channels_last)
@@ -271,6 +273,9 @@ class Upscaler:
         """
         grid, scale = self.network.group_size, self.scale
         for part in split(core, job.limit, grid):
+            if max(part.height, part.width) > job.limit:  # shrunk since the split
+                yield from self._parts(read, part, job)
+                continue
             window = window_of(part, job.height, job.width, self.overlap, grid)
             try:
                 sr = self._network(read(window), job.dtype)
@@ -338,7 +343,7 @@ class _Job:
             ImageError: If it was already the smallest.
         """
         self.tried.append(failed)
-        if failed <= floor:
+        if self.limit <= floor:
             raise ImageError(
                 f"out of memory; tiles of {', '.join(map(str, self.tried))} pixels were tried; "
                 f"close other programs or use --device cpu"
@@ -456,26 +461,6 @@ def select_device(name: str) -> torch.device:
             f"device {name!r}: this machine has {count} of type {device.type}; use --device cpu"
         )
     return device
-
-
-def select_precision(name: Precision, device: torch.device) -> Literal["fp32", "bf16", "fp16"]:
-    """Returns the precision to compute in; "auto" takes what the device computes natively.
-
-    Raises:
-        ConfigError: If the name is unknown.
-    """
-    if name in _DTYPES:
-        return name  # type: ignore[return-value]
-    if name != "auto":
-        raise ConfigError(f"precision {name!r} is unknown; use auto, {', '.join(_DTYPES)}")
-    if device.type == "cuda":
-        return "fp16" if torch.cuda.get_device_capability(device) >= (7, 0) else "fp32"
-    if device.type == "cpu":
-        names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-        # private in torch; float32 is right wherever they are missing
-        native = any(getattr(torch.cpu, n, bool)() for n in names)
-        return "bf16" if native else "fp32"
-    return "fp32"
 
 
 def free_memory(device: torch.device) -> int | None:
