@@ -100,6 +100,10 @@ class DataConfig:
     """Accept HR files without LR file and the reverse, leaving them out."""
     skip_small: bool = False
     """Leave out images smaller than a crop instead of refusing to start."""
+    description: str = ""
+    """What the training images are, for the checkpoint; empty for the names of the folders."""
+    weights_license: str = "unknown"
+    """Licence of the trained weights, an SPDX name, for the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

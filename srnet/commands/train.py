@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if result.stopped_by is not None:
         sys.stderr.write(f"stopped at step {result.step}; run the same command again to go on\n")
         return 130
-    for name, value in result.metrics.items():
-        print(f"{name} {value:.4f}")
+    for name, mean in result.metrics.items():
+        print(f"{name}: PSNR-Y {mean['psnr_y']:.2f} dB, SSIM-Y {mean['ssim_y']:.4f}")
     print(result.folder)
     return 0

@@ -45,26 +45,23 @@ class ExportWeights(Callback):
         if trainer.sanity_checking or not pl_module.scores:
             return
         means = pl_module.validation_means()
-        pl_module.log_dict(means)
+        flat = {f"{name}/{key}": v for name, mean in means.items() for key, v in mean.items()}
+        pl_module.log_dict({f"val/{key}": v for key, v in flat.items()})
         if not trainer.is_global_zero:
             return
-        first = means[f"val/{pl_module.set_names[0]}/psnr_y"]
+        first = means[pl_module.set_names[0]]["psnr_y"]
         improved = first > self.best
         self.best = max(first, self.best)
-        metrics = {
-            "step": trainer.global_step,
-            **{k.removeprefix("val/"): round(v, 4) for k, v in means.items()},
-        }
         for name in ("last", "best") if improved else ("last",):
             save_checkpoint(
                 self.folder / f"{name}.safetensors",
                 pl_module.network,
-                metrics=metrics,
+                metrics={"step": trainer.global_step, **means},
                 data=self.data,
                 license=self.license,
                 commit=self.commit,
             )
-        text = "  ".join(f"{k.removeprefix('val/')} {v:.4f}" for k, v in means.items())
+        text = "  ".join(f"{key} {v:.4f}" for key, v in flat.items())
         self.report(f"step {trainer.global_step}: {text}{'  (best)' if improved else ''}")
 
     def state_dict(self) -> dict[str, Any]:

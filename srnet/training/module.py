@@ -110,13 +110,15 @@ class SRModule(LightningModule):
         score = (psnr_y(sr, hr, border).item(), ssim_y(sr, hr, border).item())
         self.scores[self.set_names[dataloader_idx]].append(score)
 
-    def validation_means(self) -> dict[str, float]:
-        """``val/SET/psnr_y`` and ``val/SET/ssim_y``: means over the images of each set validated last."""
-        means: dict[str, float] = {}
-        for name, scores in self.scores.items():
-            for key, values in zip(("psnr_y", "ssim_y"), zip(*scores, strict=True), strict=True):
-                means[f"val/{name}/{key}"] = math.fsum(values) / len(values)
-        return means
+    def validation_means(self) -> dict[str, dict[str, float]]:
+        """Mean PSNR-Y and SSIM-Y over the images of each set validated last: {set: {"psnr_y": ..., "ssim_y": ...}}."""
+        return {
+            name: {
+                key: math.fsum(values) / len(values)
+                for key, values in zip(("psnr_y", "ssim_y"), zip(*scores, strict=True), strict=True)
+            }
+            for name, scores in self.scores.items()
+        }
 
     def configure_optimizers(self) -> Any:
         """Optimiser and per-step schedule."""

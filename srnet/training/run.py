@@ -40,8 +40,8 @@ class RunResult:
     step: int
     stopped_by: str | None
     """Name of the signal that stopped it, None when it reached max_steps."""
-    metrics: dict[str, float]
-    """Last validation: ``val/SET/psnr_y`` and ``val/SET/ssim_y``."""
+    metrics: dict[str, dict[str, float]]
+    """Last validation: {set: {"psnr_y": ..., "ssim_y": ...}}."""
 
 
 def initialise_from(network: SRNet, weights: dict[str, Tensor], source: str) -> list[str]:
@@ -248,8 +248,9 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
     callbacks: list[Callback] = [
         ExportWeights(
             folder,
-            data=", ".join(config.data.train),
-            license="see data",
+            data=config.data.description
+            or ", ".join(Path(root).name for root in config.data.train),
+            license=config.data.weights_license,
             commit=_commit(),
             report=report,
         ),
