@@ -14,7 +14,7 @@ LAYERS = [
     {"errors", "config"},
     {"color", "resize", "tiling", "attention", "losses", "device"},
     {"metrics", "network"},
-    {"image_io", "checkpoint", "pairs", "datasets", "diagnostics"},
+    {"image_io", "checkpoint", "pairs", "datasets", "diagnostics", "verdicts"},
     {"inference", "evaluation", "training"},
     {"files"},
     {"commands"},
@@ -25,6 +25,7 @@ SIDEWAYS = {
     ("datasets", "image_io"),
     ("datasets", "pairs"),
     ("pairs", "image_io"),
+    ("verdicts", "diagnostics"),
     ("__main__", "cli"),
 }
 
@@ -39,6 +40,7 @@ TOP = {
     "pairs": set(),
     "datasets": {"torch", "numpy"},
     "diagnostics": {"torch"},
+    "verdicts": set(),
     "inference": {"torch", "numpy"},
     "evaluation": {"torch", "numpy"},
     "files": {"numpy"},
