@@ -420,6 +420,10 @@ def _encode(
         image.set_type(pyvips.GValue.gstr_type, "resolution-unit", "in")
     for type_, name, value in metadata.fields:
         image.set_type(type_, name, value)
+    if image.get_typeof("exif-data"):
+        image.set_type(pyvips.GValue.blob_type, "jpeg-thumbnail-data", b"")  # drops the thumbnail
+    # without it libvips takes the orientation from the EXIF block, and the pixels would be turned twice
+    image.set_type(pyvips.GValue.gint_type, "orientation", 1)
     try:
         with atomic_output(path) as partial:
             if format == "bmp":
