@@ -27,6 +27,6 @@ def rgb_to_y(rgb: Tensor) -> Tensor:
     """
     if rgb.ndim != 4 or rgb.shape[1] != 3:
         raise ValueError(f"rgb has shape {tuple(rgb.shape)}, expected (B, 3, H, W)")
-    red, green, blue = rgb.split(1, dim=1)
-    weighted = _WEIGHTS[0] * red + _WEIGHTS[1] * green + _WEIGHTS[2] * blue
+    red, green, blue = rgb[:, 0:1], rgb[:, 1:2], rgb[:, 2:3]
+    weighted: Tensor = _WEIGHTS[0] * red + _WEIGHTS[1] * green + _WEIGHTS[2] * blue
     return (weighted + _OFFSET) / 255.0

@@ -82,7 +82,9 @@ def ssim_y(sr: Tensor, hr: Tensor, crop_border: int) -> Tensor:
 def _prepare(sr: Tensor, hr: Tensor, crop_border: int) -> tuple[Tensor, Tensor]:
     """Check, crop and round both images; results are float64 whole numbers in 0..255."""
     if sr.shape != hr.shape:
-        raise ValueError(f"sr is {tuple(sr.shape)} but hr is {tuple(hr.shape)}; sizes must be equal")
+        raise ValueError(
+            f"sr is {tuple(sr.shape)} but hr is {tuple(hr.shape)}; sizes must be equal"
+        )
     if hr.ndim != 4 or hr.shape[1] != 3:
         raise ValueError(f"images have shape {tuple(hr.shape)}, expected (B, 3, H, W)")
     height, width = hr.shape[-2:]

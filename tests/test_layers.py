@@ -12,10 +12,10 @@ PACKAGE = ROOT / "srnet"
 # Layer of each module, lowest first. A module imports from lower layers, and sideways only as listed below.
 LAYERS = [
     {"errors", "config"},
-    {"color", "resize", "tiling", "attention", "losses", "device"},
+    {"color", "resize", "tiling", "attention", "device"},
     {"metrics", "network"},
-    {"image_io", "checkpoint", "pairs", "datasets", "diagnostics", "verdicts"},
-    {"inference", "evaluation", "training"},
+    {"image_io", "checkpoint", "pairs", "datasets", "diagnostics", "attribution", "verdicts"},
+    {"inference", "evaluation", "training", "diagnose_page"},
     {"files"},
     {"commands"},
     {"cli", "__main__", "__init__"},
@@ -26,6 +26,7 @@ SIDEWAYS = {
     ("datasets", "pairs"),
     ("pairs", "image_io"),
     ("verdicts", "diagnostics"),
+    ("evaluation", "inference"),
     ("__main__", "cli"),
 }
 
@@ -41,6 +42,8 @@ TOP = {
     "datasets": {"torch", "numpy"},
     "diagnostics": {"torch"},
     "verdicts": set(),
+    "attribution": {"torch"},
+    "diagnose_page": {"torch", "numpy"},
     "inference": {"torch", "numpy"},
     "evaluation": {"torch", "numpy"},
     "files": {"numpy"},
@@ -52,7 +55,6 @@ TOP = {
 } | {name: {"torch"} for name in LAYERS[1]}
 INSIDE = {
     "network": {"kornia", "timm"},
-    "losses": {"kornia", "timm"},
     "image_io": {"PIL"},
     "checkpoint": {"torch", "safetensors"},
     "inference": {"PIL"},

@@ -1,0 +1,163 @@
+"""Measures a network on image pairs and states how: the one way in which every number of this project is made."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from srnet import __version__
+from srnet.datasets import Pair, read_pair
+from srnet.device import Precision
+from srnet.inference import Upscaler
+from srnet.metrics import psnr_y, ssim_y
+from srnet.network import SRNet
+from srnet.resize import upscale
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image, or the mean of all: dB and structural similarity, of the network and of bicubic."""
+
+    name: str
+    psnr_y: float
+    ssim_y: float
+    bicubic_psnr_y: float
+    bicubic_ssim_y: float
+
+    @property
+    def gain(self) -> float:
+        """PSNR-Y ahead of bicubic, dB."""
+        return self.psnr_y - self.bicubic_psnr_y
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rows, their mean, and the protocol that made them."""
+
+    rows: list[Row]
+    mean: Row
+    protocol: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for json.dumps; what is infinite (equal images) or undefined becomes None."""
+        return {
+            "protocol": self.protocol,
+            "images": [_finite(asdict(row)) for row in self.rows],
+            "mean": _finite({k: v for k, v in asdict(self.mean).items() if k != "name"}),
+        }
+
+    def to_table(self) -> str:
+        """A line per image, the mean, and the protocol in words."""
+        width = max(len(row.name) for row in [*self.rows, self.mean])
+        lines = [f"{'image':{width}}  PSNR-Y  SSIM-Y   bicubic          gain"]
+        for row in [*self.rows, self.mean]:
+            lines.append(
+                f"{row.name:{width}}  {row.psnr_y:6.2f}  {row.ssim_y:.4f}   {row.bicubic_psnr_y:6.2f}  "
+                f"{row.bicubic_ssim_y:.4f}  {row.gain:+6.2f}"
+            )
+        lines += ["", *(f"{key}: {value}" for key, value in self.protocol.items())]
+        return "\n".join(lines)
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()
+    }
+
+
+def evaluate(
+    network: SRNet | None,
+    pairs: Sequence[Pair],
+    scale: int,
+    *,
+    model: str,
+    data: str,
+    sha256: str | None = None,
+    device: str = "auto",
+    precision: Precision | Literal["auto"] = "fp32",
+    progress: Callable[[int, int], None] | None = None,
+    keep: Callable[[str, Tensor], None] | None = None,
+) -> Report:
+    """Enlarges every LR image as a whole and measures PSNR-Y and SSIM-Y against its HR image.
+
+    Args:
+        network: The network; None measures bicubic alone, in both columns.
+        pairs: Images; LR is made by MATLAB bicubic where there is no file.
+        scale: Enlargement factor; also the crop_border.
+        model: Name for the report.
+        data: Name of the data set for the report.
+        sha256: Hash of the checkpoint for the report.
+        device: "auto", "cpu", "cuda", "cuda:1" or "mps".
+        precision: "fp32", "bf16", "fp16" or "auto".
+        progress: Called with images done and their total.
+        keep: Called with each image's name and result (1, 3, H, W), float32, not clamped.
+
+    Returns:
+        The report; means are means of the images' values.
+
+    Raises:
+        ConfigError: The device or precision does not exist.
+        DataError: An image cannot be used.
+    """
+    # tile 0: the whole image at once
+    upscaler = None
+    if network is not None:
+        upscaler = Upscaler(network, device=device, precision=precision, tile=0)
+    rows = []
+    for done, pair in enumerate(pairs):
+        lr, hr = (_tensor(pixels) for pixels in read_pair(pair, scale))
+        true = hr.float() / 255
+        bicubic = upscale(lr, scale).float() / 255
+        sr = bicubic if upscaler is None else upscaler.upscale(lr.float() / 255)
+        if keep is not None:
+            keep(pair.name, sr)
+        scores = [f(x, true, scale).item() for x in (sr, bicubic) for f in (psnr_y, ssim_y)]
+        rows.append(Row(pair.name, *scores))
+        if progress is not None:
+            progress(done + 1, len(pairs))
+    columns = [[getattr(row, k) for row in rows] for k in list(asdict(rows[0]))[1:]]
+    mean = Row("mean", *(math.fsum(values) / len(values) for values in columns))
+    published = sum(pair.lr is not None for pair in pairs)
+    protocol = {
+        "model": model,
+        "sha256": sha256,
+        "data": data,
+        "images": len(rows),
+        "scale": scale,
+        "lr": f"{published} from files, {len(rows) - published} made from HR",
+        "kernel": "MATLAB imresize bicubic, a = -0.5, antialiased, rounded to 8 bits after each pass",
+        "channel": "Y of BT.601 studio range, of the 8-bit rounded result; grey images as RGB",
+        "crop_border": scale,
+        "mean": "of the images' values",
+        "precision": upscaler.precision if upscaler is not None else "8-bit",
+        "device": str(upscaler.device) if upscaler is not None else "cpu",
+        "threads": torch.get_num_threads(),
+        "versions": f"srnet {__version__}, torch {torch.__version__}, numpy {np.__version__}, "
+        f"Python {platform.python_version()}",
+    }
+    return Report(rows, mean, protocol)
+
+
+def _tensor(pixels: np.ndarray[Any, Any]) -> Tensor:
+    """(H, W, 3) uint8 array to (1, 3, H, W) tensor."""
+    return torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]
+
+
+def write_png(path: Path, sr: Tensor) -> None:
+    """Writes (1, 3, H, W) in [0, 1], clamped and rounded half up, as an 8-bit PNG.
+
+    Raises:
+        ImageError: The file cannot be written.
+    """
+    from srnet.image_io import write
+
+    pixels = sr[0].clamp(0, 1).mul(255).add(0.5).byte().permute(1, 2, 0).contiguous().numpy()
+    write(path, pixels, "png")
