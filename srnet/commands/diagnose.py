@@ -92,6 +92,18 @@ def run(args: argparse.Namespace) -> int:
         "findings": [asdict(f) for f in found],
         "healthy": all(f.severity == "note" for f in found),
     }
+    if args.html is not None:
+        from srnet.attribution import local_attribution
+        from srnet.diagnose_page import render
+
+        place = (x - left, y - top)
+        attribution = local_attribution(network, lr, *place)
+        config = network.config
+        page = render(
+            report, examined, pixels, place, attribution, config.group_size, config.region_size
+        )
+        _write(args.html, page)
+        print(f"wrote {args.html}")
     if args.json is not None:
         _write(args.json, json.dumps(report, indent=1, allow_nan=False) + "\n")
         print(f"wrote {args.json}")
@@ -214,8 +226,12 @@ def _verdict(found: list[Finding]) -> list[str]:
     faults = sum(f.severity == "fault" for f in found)
     warnings = sum(f.severity == "warning" for f in found)
     if faults or warnings:
-        return [*lines, f"verdict: {faults} faults, {warnings} warnings"]
+        return [*lines, f"verdict: {_count(faults, 'fault')}, {_count(warnings, 'warning')}"]
     return [*lines, "verdict: healthy"]
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _write(path: Path, text: str) -> None:
