@@ -159,7 +159,7 @@ class TrainerConfig:
     log_every_n_steps: int = 50
     """Steps between rows of metrics.csv."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to train."""
+    """Where to train; one device."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """auto: bfloat16 autocast where the hardware computes it natively, else float32."""
     channels_last: Literal["auto", "on", "off"] = "auto"

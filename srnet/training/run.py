@@ -231,9 +231,9 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
     for line in _unit_variance_warnings(config, network, packed):
         report(line)
     device = config.trainer.device
-    precision = resolve_precision(
-        config.trainer.precision, "cuda" if torch.cuda.is_available() else "cpu"
-    )
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    precision = resolve_precision(config.trainer.precision, device)
     channels_last = config.trainer.channels_last
     if channels_last == "on" or (channels_last == "auto" and precision == "bf16"):
         network.to(memory_format=torch.channels_last)
@@ -261,7 +261,7 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
     ]
     trainer = Trainer(
         accelerator=device,
-        devices=1 if device == "cpu" or not torch.cuda.is_available() else "auto",
+        devices=1,
         precision="bf16-mixed" if precision == "bf16" else "32-true",
         max_steps=steps,
         max_epochs=-1,

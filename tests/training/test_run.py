@@ -262,3 +262,25 @@ def test_smoke_run_ends_above_bicubic(tmp_path: Path) -> None:
         512,
         3,
     )
+
+
+def test_layers_off_unit_variance_are_named_before_training(
+    config_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from srnet.attention import SparseAttention
+
+    reset = SparseAttention.reset_parameters
+
+    def too_large(self: SparseAttention) -> None:
+        reset(self)
+        self.q.weight.data.mul_(1.2)
+
+    lines: list[str] = []
+    train(config(config_file, "name=right"), lines.append)
+    assert not any("warning" in line for line in lines)
+    monkeypatch.setattr(SparseAttention, "reset_parameters", too_large)
+    train(config(config_file, "name=wrong"), lines.append)
+    warnings = [line for line in lines if "warning" in line]
+    assert len(warnings) == 1
+    assert "blocks.1.attention" in warnings[0]
+    assert "1.20" in warnings[0]
