@@ -1,34 +1,112 @@
-"""Upscales image files: from a file on disk to a finished file on disk."""
+"""Upscales image files: plans who becomes what, and takes each from a file on disk to a finished file on disk."""
 
 from __future__ import annotations
 
+import glob
+import shutil
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from srnet import image_io
-from srnet.errors import ImageError
-from srnet.image_io import OutputFormat
+from srnet.errors import ConfigError, ImageError
+from srnet.image_io import Canvas, Header, OutputFormat, Picture
 from srnet.inference import Progress, Upscaler
+
+_READ_AHEAD = 4_000_000  # pixels; larger images are decoded only when their turn comes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """The size asked for; without any value the network's own enlargement.
+
+    Attributes:
+        scale: Factor, 1 to 8.
+        width: Columns, pixels; the height follows unless it is given too.
+        height: Rows, pixels; the width follows unless it is given too.
+        max_side: Longer side, pixels.
+        megapixels: Area, millions of pixels.
+    """
+
+    scale: float | None = None
+    width: int | None = None
+    height: int | None = None
+    max_side: int | None = None
+    megapixels: float | None = None
+
+    def of(self, width: int, height: int, native: int) -> tuple[int, int]:
+        """Returns the exact width and height of the result; sides are rounded half up.
+
+        Args:
+            width: Columns of the input.
+            height: Rows of the input.
+            native: Enlargement factor of the network.
+
+        Raises:
+            ImageError: If that is no enlargement of 1 to 8 times.
+        """
+        factor: float = native
+        if self.scale is not None:
+            factor = self.scale
+        elif self.max_side is not None:
+            factor = self.max_side / max(width, height)
+        elif self.megapixels is not None:
+            factor = (self.megapixels * 1e6 / (width * height)) ** 0.5
+        elif self.width is not None:
+            factor = self.width / width
+        elif self.height is not None:
+            factor = self.height / height
+        sides = [max(int(side * factor + 0.5), 1) for side in (width, height)]
+        result = (self.width or sides[0], self.height or sides[1])
+        for new, old in zip(result, (width, height), strict=True):
+            if not old <= new <= 8 * old:
+                raise ImageError(
+                    f"{width} x {height} cannot become {result[0]} x {result[1]}; give 1 to 8 times the size"
+                )
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How results are written.
+    """How results are named and written.
 
     Attributes:
         format: Format to write; None takes that of the target's suffix, else the input's.
+        size: Size of the result.
+        suffix: Put between stem and file suffix; ``{scale}`` is replaced.
+        quality: 1 to 100 for JPEG, WebP and AVIF; None takes the format's default.
+        lossless: For WebP and AVIF: keep every pixel.
+        metadata: Keep what the input carries, or strip all but the colour profile.
         background: RGB, 0 to 255, under transparent pixels where the format has no alpha.
-        overwrite: Replace a file that stands at the target.
+        existing: What to do where the target exists: refuse, overwrite it, or skip if it is newer than its input and
+            has the announced size.
         max_pixels: Largest input that is read, pixels.
     """
 
     format: OutputFormat | None = None
+    size: Size = Size()
+    suffix: str = "_x{scale}"
+    quality: int | None = None
+    lossless: bool = False
+    metadata: Literal["keep", "strip"] = "keep"
     background: tuple[int, int, int] = (255, 255, 255)
-    overwrite: bool = False
+    existing: Literal["refuse", "overwrite", "skip"] = "refuse"
     max_pixels: int = image_io.MAX_PIXELS
+
+
+@dataclass(frozen=True)
+class Job:
+    """One file to read and the file to write."""
+
+    source: Path
+    target: Path
 
 
 @dataclass(frozen=True)
@@ -36,18 +114,20 @@ class Result:
     """One finished file.
 
     Attributes:
-        source: File that was read.
-        target: File that was written.
+        job: What was read and written.
         width: Columns of the result, pixels.
         height: Rows of the result, pixels.
-        seconds: Wall time, reading and writing included.
+        seconds: Wall time, reading included, writing not.
+        notes: What the user should know: frames or metadata left out, depth reduced.
+        skipped: The target was there already.
     """
 
-    source: Path
-    target: Path
+    job: Job
     width: int
     height: int
     seconds: float
+    notes: tuple[str, ...] = ()
+    skipped: bool = False
 
     @property
     def megapixels_per_second(self) -> float:
@@ -55,25 +135,137 @@ class Result:
         return self.width * self.height / 1e6 / max(self.seconds, 1e-9)
 
 
-def target_format(source: Path, target: Path | None, options: Options) -> OutputFormat:
-    """Returns the format to write: the one asked for, else the target's suffix, else the input's content.
+@dataclass(frozen=True)
+class Failure:
+    """A file that could not be upscaled, and why."""
+
+    job: Job
+    error: ImageError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run will do.
+
+    Attributes:
+        jobs: In the order in which they are done.
+        ignored: Files in folders that are no images or are results of an earlier run.
+    """
+
+    jobs: tuple[Job, ...]
+    ignored: tuple[Path, ...]
+
+
+def plan(
+    inputs: Sequence[Path],
+    output: Path | None,
+    options: Options,
+    scale: int,
+    recursive: bool = False,
+) -> Plan:
+    """Decides which file becomes which, before anything is computed.
+
+    Args:
+        inputs: Files, folders, and patterns with ``*``.
+        output: File or folder; None writes beside each input.
+        options: How results are named.
+        scale: Enlargement factor of the network.
+        recursive: Also take what is in folders inside folders; the tree is mirrored below the output.
+
+    Returns:
+        One job for each image.
 
     Raises:
-        ImageError: If the target's suffix is no format that is written, or the input cannot be opened.
+        ConfigError: If two inputs would become one file, or a result would replace an input.
+        ImageError: If an input that is named does not exist.
     """
-    if options.format is not None:
-        return options.format
-    if target is not None and target.suffix:
-        return image_io.format_of(target.suffix)
-    kind = image_io.sniff(source)
-    return kind if kind in image_io.SUFFIXES.values() else "png"  # type: ignore[return-value]
+    found, ignored = _collect(inputs, output, recursive)
+    single = len(inputs) == 1 and len(found) == 1 and inputs[0] == found[0][0]
+    if output is not None and single and not output.is_dir() and output.suffix:
+        image_io.format_of(options.format or output.suffix)
+        return Plan((Job(found[0][0], output),), ())
+    targets: dict[Path, Path] = {}
+    by_target = defaultdict(list)
+    for source, relative in found:
+        folder = source.parent if output is None else output / relative.parent
+        targets[source] = _target(source, folder, source.stem, options, scale)
+        by_target[str(targets[source]).casefold()].append(source)
+    for clashing in by_target.values():
+        for source in clashing if len(clashing) > 1 else ():
+            # a.jpg and a.png keep their suffixes in the names: a_jpg_x4.png, a_png_x4.png
+            stem = source.name.replace(".", "_")
+            targets[source] = _target(source, targets[source].parent, stem, options, scale)
+    results = {target.absolute() for target in targets.values()}
+    named = {path.absolute() for path in inputs}
+    jobs = []
+    for source, target in targets.items():
+        if source.absolute() in results:
+            if source.absolute() in named:
+                raise ConfigError(
+                    f"{source} is an input and the result of another; name it alone or use -o or --suffix"
+                )
+            ignored.append(source)
+        else:
+            jobs.append(Job(source, target))
+    taken: dict[str, Path] = {}
+    for job in jobs:
+        other = taken.setdefault(str(job.target).casefold(), job.source)
+        if other != job.source:
+            raise ConfigError(
+                f"{other} and {job.source} would both become {job.target}; use -o or --suffix"
+            )
+    return Plan(tuple(jobs), tuple(ignored))
 
 
-def default_target(source: Path, folder: Path, scale: int, format: OutputFormat) -> Path:
-    """Returns ``folder/name_x4.png`` for ``name.png``; the suffix is kept where it fits the format."""
-    fits = image_io.SUFFIXES.get(source.suffix.lower()) == format
-    suffix = source.suffix if fits else ".jpg" if format == "jpeg" else f".{format}"
-    return folder / f"{source.stem}_x{scale}{suffix}"
+def upscale_files(
+    upscaler: Upscaler,
+    jobs: Iterable[Job],
+    options: Options | None = None,
+    progress: Callable[[Job], Progress | None] | None = None,
+) -> Iterator[Result | Failure]:
+    """Upscales image files; the next one is read and the last one written while one is computed.
+
+    Args:
+        upscaler: What computes.
+        jobs: Files to read and to write.
+        options: How to write them.
+        progress: Gives for a job what is called after each of its tiles.
+
+    Yields:
+        What became of each job, in order. A failure leaves no file and does not stop the others.
+    """
+    options = options or Options()
+    waiting: list[Future[Result | Failure]] = []
+    with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
+        steps = iter(jobs)
+        ahead = [(job, reader.submit(_read, job, options, upscaler.scale)) for job in _take(steps)]
+        while ahead:
+            job, future = ahead.pop()
+            ahead = [
+                (next_, reader.submit(_read, next_, options, upscaler.scale))
+                for next_ in _take(steps)
+            ]
+            start = time.perf_counter()
+            with ExitStack() as stack:
+                outcome: Result | Failure | _Computed
+                try:
+                    read = future.result()
+                    if isinstance(read, _Read):
+                        show = progress(job) if progress is not None else None
+                        outcome = _compute(upscaler, job, read, options, show, stack, start)
+                    else:
+                        outcome = read
+                except (ImageError, OSError, MemoryError) as error:
+                    outcome = Failure(job, _as_image_error(job, error))
+                for done in waiting:
+                    yield done.result()
+                waiting = []
+                if isinstance(outcome, _Computed):
+                    waiting = [writer.submit(_write, outcome, options, stack.pop_all())]
+                else:
+                    yield outcome
+        for done in waiting:
+            yield done.result()
 
 
 def upscale_file(
@@ -98,29 +290,217 @@ def upscale_file(
     Raises:
         ImageError: If the input cannot be read, the format cannot hold the result, or the target exists.
     """
-    options = options or Options()
-    start = time.perf_counter()
-    format = target_format(source, target, options)
-    if target.exists():
-        if target.samefile(source):
-            raise ImageError(f"{target}: the result would replace its own input; give another -o")
-        if not options.overwrite:
-            raise ImageError(
-                f"{target}: exists already; use --overwrite, --skip-existing or another -o"
-            )
-    header = image_io.read_header(source, options.max_pixels)
-    width, height = header.width * upscaler.scale, header.height * upscaler.scale
+    (outcome,) = upscale_files(upscaler, [Job(source, target)], options, lambda job: progress)
+    if isinstance(outcome, Failure):
+        raise outcome.error
+    return outcome
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A checked input; decoded already if it is small."""
+
+    format: OutputFormat
+    header: Header
+    size: tuple[int, int]
+    picture: Picture | None
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A result that waits to be written."""
+
+    result: Result
+    format: OutputFormat
+    picture_format: str
+    metadata: image_io.Metadata
+    canvas: Canvas
+
+
+def _read(job: Job, options: Options, scale: int) -> _Read | Result | Failure:
+    """Checks everything that can be checked before computing; decodes small images."""
     try:
-        image_io.check_target(format, width, height)
-    except ImageError as error:
-        raise ImageError(f"{source}: {error}") from error
-    picture = image_io.read(source, options.max_pixels)
-    result: image_io.Pixels | None = None
-    for top, strip in upscaler.bands(picture.pixels, progress):
-        rows = image_io.fit_format(strip, format, options.background)
-        if result is None:
-            result = np.empty((height, *rows.shape[1:]), rows.dtype)
-        result[top : top + len(rows)] = rows
-    assert result is not None
-    image_io.write(target, result, format, picture.metadata)
-    return Result(source, target, width, height, time.perf_counter() - start)
+        format = _format(job.source, job.target, options)
+        header = image_io.read_header(job.source, options.max_pixels)
+        try:
+            size = options.size.of(header.width, header.height, scale)
+            image_io.check_target(format, *size)
+        except ImageError as error:
+            raise ImageError(f"{job.source}: {error}") from error
+        if job.target.exists():
+            if job.target.samefile(job.source):
+                raise ImageError(
+                    f"{job.target}: the result would replace its own input; give another -o"
+                )
+            if options.existing == "skip" and _is_finished(job, format, size):
+                return Result(job, *size, 0.0, skipped=True)
+            if options.existing == "refuse":
+                raise ImageError(
+                    f"{job.target}: exists already; use --overwrite, --skip-existing or another -o"
+                )
+        job.target.parent.mkdir(parents=True, exist_ok=True)
+        # PNG and TIFF of photographs take about the raw size, and a large result is also kept raw while it is encoded
+        need = size[0] * size[1] * 3 * 2
+        free = shutil.disk_usage(job.target.parent).free
+        if need > free:
+            raise ImageError(
+                f"{job.target}: needs about {need / 1e6:.0f} MB, the disk has {free / 1e6:.0f} MB free; "
+                f"make room or use -o on another disk"
+            )
+        small = header.width * header.height <= _READ_AHEAD
+        picture = image_io.read(job.source, options.max_pixels) if small else None
+        return _Read(format, header, size, picture)
+    except (ImageError, OSError, MemoryError) as error:
+        return Failure(job, _as_image_error(job, error))
+
+
+def _compute(
+    upscaler: Upscaler,
+    job: Job,
+    read: _Read,
+    options: Options,
+    progress: Progress | None,
+    stack: ExitStack,
+    start: float,
+) -> _Computed:
+    picture = read.picture or image_io.read(job.source, options.max_pixels)
+    height, width, channels = picture.pixels.shape
+    scale = upscaler.scale
+    canvas = stack.enter_context(Canvas(job.target.parent, width * scale, height * scale))
+    for _, strip in upscaler.bands(picture.pixels, progress):
+        rows = image_io.fit_format(strip, read.format, options.background)
+        canvas.put(rows)
+    notes = []
+    if picture.frames > 1:
+        notes.append(f"only the first of {picture.frames} frames or pages is upscaled")
+    if rows.dtype != picture.pixels.dtype:
+        notes.append(
+            f"{read.format} cannot hold {_depth(picture.pixels)}; reduced to {_depth(rows)}"
+        )
+    if rows.shape[2] < channels:
+        notes.append(
+            f"{read.format} has no alpha; flattened on the background {options.background}"
+        )
+    if options.metadata == "keep":
+        lost = picture.metadata.lost_in(read.format)
+        if lost:
+            notes.append(f"{read.format} cannot hold {lost}; left out")
+    seconds = time.perf_counter() - start
+    metadata = picture.metadata if options.metadata == "keep" else picture.metadata.only_icc()
+    result = Result(job, *read.size, seconds, tuple(notes))
+    return _Computed(result, read.format, picture.format, metadata, canvas)
+
+
+def _write(computed: _Computed, options: Options, stack: ExitStack) -> Result | Failure:
+    """Resamples to the announced size and encodes; removes the canvas."""
+    result = computed.result
+    with stack:
+        try:
+            image_io.write(
+                result.job.target,
+                image_io.resample(computed.canvas.image(), result.width, result.height),
+                computed.format,
+                computed.metadata,
+                options.quality,
+                options.lossless,
+            )
+        except (ImageError, OSError, MemoryError) as error:
+            return Failure(result.job, _as_image_error(result.job, error))
+    return result
+
+
+def _depth(pixels: image_io.Pixels) -> str:
+    return {"uint8": "8 bit", "uint16": "16 bit", "float32": "float"}[np.dtype(pixels.dtype).name]
+
+
+def _as_image_error(job: Job, error: Exception) -> ImageError:
+    if isinstance(error, ImageError):
+        return error
+    if isinstance(error, MemoryError):
+        return ImageError(f"{job.source}: out of memory; close other programs or upscale it alone")
+    return ImageError(f"{job.source}: {error}")
+
+
+def _take(steps: Iterator[Job]) -> list[Job]:
+    """The next step as a list of one, an empty list at the end."""
+    return [job for job in [next(steps, None)] if job is not None]
+
+
+def _is_finished(job: Job, format: OutputFormat, size: tuple[int, int]) -> bool:
+    """Whether the target is newer than its source and what this run would write.
+
+    Half-written files never stand under a final name, so the size tells changed settings.
+    """
+    if job.target.stat().st_mtime < job.source.stat().st_mtime:
+        return False
+    try:
+        header = image_io.read_header(job.target, 2**40)
+    except ImageError:
+        return False
+    return (header.width, header.height) == size and header.format == format
+
+
+def _format(source: Path, target: Path | None, options: Options) -> OutputFormat:
+    """The format to write: the one asked for, else the target's suffix, else the input's content."""
+    if options.format is not None:
+        return options.format
+    if target is not None and target.suffix:
+        return image_io.format_of(target.suffix)
+    kind = image_io.sniff(source)
+    return next((known for known in image_io.SUFFIXES.values() if known == kind), "png")
+
+
+def _target(source: Path, folder: Path, stem: str, options: Options, scale: int) -> Path:
+    """``folder/name_x4.png`` for ``name.png``; the file suffix is kept where it fits the format."""
+    try:
+        format = _format(source, None, options)
+    except ImageError:
+        format = "png"  # an unreadable file is reported when its turn comes
+    fits = image_io.SUFFIXES.get(source.suffix.lower()) == format
+    suffix = source.suffix if fits else ".jpg" if format == "jpeg" else f".{format}"
+    factor = options.size.scale or scale
+    return folder / f"{stem}{options.suffix.replace('{scale}', f'{factor:g}')}{suffix}"
+
+
+def _collect(
+    inputs: Sequence[Path], output: Path | None, recursive: bool
+) -> tuple[list[tuple[Path, Path]], list[Path]]:
+    """Lists (file, path relative to its input) of every image, and the files in folders that are none."""
+    found: dict[Path, Path] = {}
+    ignored: list[Path] = []
+    excluded = output.absolute() if output is not None else None
+    for path in inputs:
+        if path.is_dir():
+            walk = path.rglob("*") if recursive else path.glob("*")
+            for file in sorted(walk):
+                inside = (
+                    excluded is not None
+                    and excluded in file.absolute().parents
+                    and excluded != path.absolute()
+                )
+                if inside or not file.is_file():
+                    continue
+                if image_io.is_partial(file) or not _looks_like_an_image(file):
+                    ignored.append(file)
+                else:
+                    found.setdefault(file, file.relative_to(path))
+        elif not path.exists() and any(sign in path.name for sign in "*?["):
+            matches = sorted(Path(match) for match in glob.glob(str(path), recursive=recursive))
+            if not matches:
+                raise ImageError(f"{path}: nothing matches this pattern")
+            more, other = _collect(matches, output, recursive)
+            found.update({file: relative for file, relative in more if file not in found})
+            ignored += other
+        else:
+            found.setdefault(path, Path(path.name))
+    return list(found.items()), ignored
+
+
+def _looks_like_an_image(file: Path) -> bool:
+    """By content, or by suffix, so that broken images are reported rather than ignored."""
+    if file.suffix.lower() in image_io.SUFFIXES:
+        return True
+    try:
+        return image_io.sniff(file) is not None
+    except ImageError:
+        return False

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
 import pyvips
@@ -56,6 +56,7 @@ _MAX_SIDE = {"jpeg": 65535, "webp": 16383, "avif": 16384, "gif": 65535, "bmp": 6
 _DEEP = {"png": 16, "tiff": 32, "avif": 12}  # bits a channel where a format has more than 8
 _NO_ALPHA = {"jpeg", "bmp"}
 _KEPT = ("exif-", "xmp-data", "iptc-data", "icc-profile-data", "png-comment-")
+_KINDS = {"uint8": "uchar", "uint16": "ushort", "float32": "float"}
 _PARTIAL = ".srnet-part"
 
 
@@ -99,6 +100,19 @@ class Metadata:
         """What is left after stripping: the profile, without which the colours would change."""
         return Metadata(tuple(field for field in self.fields if field[1] == "icc-profile-data"))
 
+    def lost_in(self, format: OutputFormat) -> str:
+        """Names what a format cannot hold, empty if it holds all."""
+        kinds = {
+            "exif-data": "EXIF",
+            "xmp-data": "XMP",
+            "iptc-data": "IPTC",
+            "icc-profile-data": "colour profile",
+        }
+        unheld = {"tiff": {"EXIF"}, "bmp": set(kinds.values()), "gif": set(kinds.values())}.get(
+            format, set()
+        )
+        return ", ".join(kinds[name] for _, name, _ in self.fields if kinds.get(name) in unheld)
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -116,6 +130,11 @@ class Picture:
     format: str
     metadata: Metadata = Metadata()
     frames: int = 1
+
+
+def disable_cache() -> None:
+    """Stops libvips from keeping the last hundred images: a batch reads each file once."""
+    pyvips.cache_set_max(0)
 
 
 def sniff(path: Path) -> str | None:
@@ -350,9 +369,111 @@ def is_partial(path: Path) -> bool:
     return path.name.endswith(_PARTIAL)
 
 
+class Canvas:
+    """Collects a result strip by strip: in memory while it is small, in a file of raw pixels beyond that.
+
+    Use as a context manager; the file of raw pixels is gone afterwards.
+
+    Attributes:
+        on_disk: Whether the pixels go to a file.
+
+    Args:
+        folder: Where the file of raw pixels may stand.
+        width: Columns, pixels.
+        height: Rows, pixels.
+        max_bytes: Largest result that is kept in memory.
+    """
+
+    def __init__(self, folder: Path, width: int, height: int, max_bytes: int = 256 * 2**20) -> None:
+        self.width = width
+        self.height = height
+        self.on_disk = False
+        self._max_bytes = max_bytes
+        self._path = folder / f".{secrets.token_hex(4)}{_PARTIAL}"
+        self._file: BinaryIO | None = None
+        self._array: Pixels | None = None
+        self._row = 0
+        self._bands = 0
+        self._kind = ""
+
+    def __enter__(self) -> Canvas:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def put(self, strip: Pixels) -> None:
+        """Adds the next rows from the top, (rows, width, C).
+
+        Raises:
+            ImageError: If the disk is full or the folder cannot be written.
+        """
+        if self._row == 0:
+            self._bands = strip.shape[2]
+            self._kind = _KINDS[strip.dtype.name]
+            size = self.width * self.height * self._bands * strip.dtype.itemsize
+            self.on_disk = size > self._max_bytes
+            if not self.on_disk:
+                self._array = np.empty((self.height, self.width, self._bands), strip.dtype)
+        if self._array is not None:
+            self._array[self._row : self._row + len(strip)] = strip
+        else:
+            try:
+                if self._file is None:
+                    self._file = self._path.open("wb")
+                self._file.write(np.ascontiguousarray(strip).data)
+            except OSError as error:
+                raise ImageError(f"{self._path.parent}: {error.strerror}") from error
+        self._row += len(strip)
+
+    def image(self) -> pyvips.Image:
+        """Returns all rows as a libvips image, to be used while the canvas is open."""
+        if self._array is not None:
+            return _from_array(self._array)
+        assert self._file is not None
+        self._file.flush()
+        return pyvips.Image.rawload(
+            str(self._path),
+            self.width,
+            self.height,
+            self._bands,
+            format=self._kind,
+            access="sequential",
+        )
+
+
+def resample(image: pyvips.Image, width: int, height: int) -> pyvips.Image:
+    """Resamples to exactly this size: Lanczos to a smaller one, bicubic to a larger one; alpha weighs colours.
+
+    Args:
+        image: Grey or RGB, with alpha or without.
+        width: Columns wanted, pixels.
+        height: Rows wanted, pixels.
+
+    Returns:
+        The same image if it has that size already.
+    """
+    if (image.width, image.height) == (width, height):
+        return image
+    kind, alpha = image.format, image.bands in (2, 4)
+    top = {"uchar": 255, "ushort": 65535, "float": 1}[kind]
+    image = image.copy(interpretation="b-w" if image.bands < 3 else "srgb")
+    if alpha:
+        image = image.premultiply(max_alpha=top)
+    kernel = "lanczos3" if width < image.width or height < image.height else "cubic"
+    image = image.resize(width / image.width, vscale=height / image.height, kernel=kernel)
+    if alpha:
+        image = image.unpremultiply(max_alpha=top)
+    if image.format != kind:
+        image = image.rint().cast(kind) if kind != "float" else image.cast(kind)
+    return image
+
+
 def write(
     path: Path,
-    pixels: Pixels,
+    pixels: Pixels | pyvips.Image,
     format: OutputFormat,
     metadata: Metadata | None = None,
     quality: int | None = None,
@@ -362,7 +483,7 @@ def write(
 
     Args:
         path: File to write; replaced if it exists.
-        pixels: (H, W, C) as `fit_format` returns.
+        pixels: (H, W, C) as `fit_format` returns, or the image of a canvas that holds such.
         format: Format to write.
         metadata: What to write beside the pixels.
         quality: 1 to 100 for JPEG, WebP and AVIF; None takes 95 for JPEG and 90 for the others.
@@ -371,50 +492,13 @@ def write(
     Raises:
         ImageError: If the file cannot be written.
     """
-    height, width, bands = pixels.shape
-    check_target(format, width, height)
-    kind = {"uint8": "uchar", "uint16": "ushort", "float32": "float"}[pixels.dtype.name]
-    flat = np.ascontiguousarray(pixels)
-    image = pyvips.Image.new_from_memory(flat.data, width, height, bands, kind)
-    _encode(path, image, format, metadata or Metadata(), quality, lossless)
-
-
-def _encode(
-    path: Path,
-    image: pyvips.Image,
-    format: OutputFormat,
-    metadata: Metadata,
-    quality: int | None,
-    lossless: bool,
-) -> None:
-    """Writes a libvips image that holds grey, RGB and alpha as `write` says."""
-    deep = image.format == "ushort"
-    grey = image.bands < 3
-    every: dict[str, dict[str, Any]] = {
-        "png": {"compression": 4, "filter": "all"},
-        "jpeg": {"Q": quality or 95, "subsample_mode": "off", "optimize_coding": True},
-        "webp": {"Q": quality or 90, "lossless": lossless, "exact": True},
-        "tiff": {
-            "compression": "deflate",
-            "predictor": "float" if image.format == "float" else "horizontal",
-        },
-        "avif": {
-            "compression": "av1",
-            "Q": quality or 90,
-            "lossless": lossless,
-            "bitdepth": 12 if deep else 8,
-            "effort": 4,
-            "subsample_mode": "off",
-        },
-        "gif": {},
-    }
-    interpretation = {
-        (True, False): "b-w",
-        (True, True): "grey16",
-        (False, False): "srgb",
-        (False, True): "rgb16",
-    }
-    image = image.copy(interpretation=interpretation[grey, deep])
+    image = _from_array(pixels) if isinstance(pixels, np.ndarray) else pixels
+    check_target(format, image.width, image.height)
+    metadata = metadata or Metadata()
+    interpretation = {1: "b-w", 2: "b-w", 3: "srgb", 4: "srgb"}[image.bands]
+    if image.format == "ushort":
+        interpretation = "grey16" if image.bands < 3 else "rgb16"
+    image = image.copy(interpretation=interpretation)
     if metadata.dpi is not None:
         image = image.copy(xres=metadata.dpi[0] / 25.4, yres=metadata.dpi[1] / 25.4)
         image.set_type(pyvips.GValue.gstr_type, "resolution-unit", "in")
@@ -429,13 +513,51 @@ def _encode(
             if format == "bmp":
                 _write_bmp(partial, image, metadata)
             else:
-                saver = "heifsave" if format == "avif" else f"{format}save"
                 target = pyvips.Target.new_to_file(str(partial))
-                getattr(image, f"{saver}_target")(target, **every[format])
+                saver = "heifsave" if format == "avif" else f"{format}save"
+                options = _save_options(image, format, quality, lossless)
+                getattr(image, f"{saver}_target")(target, **options)
     except pyvips.Error as error:
         raise ImageError(f"{path}: cannot be written ({_reason(error)})") from error
     except OSError as error:
         raise ImageError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _save_options(
+    image: pyvips.Image, format: OutputFormat, quality: int | None, lossless: bool
+) -> dict[str, Any]:
+    """The encoder's settings."""
+    match format:
+        case "png":
+            return {"compression": 4, "filter": "all"}
+        case "jpeg":
+            # optimal Huffman tables need all coefficients in memory, twice the size of the image
+            small = image.width * image.height < 30_000_000
+            return {"Q": quality or 95, "subsample_mode": "off", "optimize_coding": small}
+        case "webp":
+            return {"Q": quality or 90, "lossless": lossless, "exact": True}
+        case "tiff":
+            large = image.width * image.height * image.bands * 4 > 2**32 - 2**20
+            predictor = "float" if image.format == "float" else "horizontal"
+            return {"compression": "deflate", "predictor": predictor, "bigtiff": large}
+        case "avif":
+            return {
+                "compression": "av1",
+                "Q": quality or 90,
+                "lossless": lossless,
+                "bitdepth": 12 if image.format == "ushort" else 8,
+                "effort": 4,
+                "subsample_mode": "off",
+            }
+        case _:
+            return {}
+
+
+def _from_array(pixels: Pixels) -> pyvips.Image:
+    """Lends an array to libvips without a copy."""
+    flat = np.ascontiguousarray(pixels)
+    height, width, bands = flat.shape
+    return pyvips.Image.new_from_memory(flat.data, width, height, bands, _KINDS[flat.dtype.name])
 
 
 def _known_format(path: Path) -> str:

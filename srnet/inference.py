@@ -70,6 +70,7 @@ class Upscaler:
         precision: "auto" takes bfloat16 where the device computes it natively, else float32.
         tile: "auto" takes what is fastest and fits in the device's free memory.
         overlap: None takes the default.
+        self_ensemble: Take the mean over eight flipped and turned views; eight times slower.
 
     Raises:
         ConfigError: If the device does not exist or a number is out of range.
@@ -84,6 +85,7 @@ class Upscaler:
         precision: Precision | Literal["auto"] = "auto",
         tile: int | Literal["auto"] = "auto",
         overlap: int | None = None,
+        self_ensemble: bool = False,
     ) -> None:
         if not isinstance(network, SRNet):
             from srnet.checkpoint import load_checkpoint
@@ -97,6 +99,7 @@ class Upscaler:
         # measured on CPUs: channels_last is 10 to 20 % faster than contiguous
         self.network = network.eval().to(self.device).to(memory_format=torch.channels_last)
         self.scale: int = network.scale
+        self.self_ensemble = self_ensemble
         self.overlap = DEFAULT_OVERLAP if overlap is None else overlap
         if self.overlap < 0:
             raise ConfigError(f"overlap is {self.overlap}; use 0 or more LR pixels")
@@ -300,9 +303,10 @@ class Upscaler:
         lr = lr.to(self.device, torch.float32).contiguous(memory_format=torch.channels_last)
         for attempt in dict.fromkeys((dtype, torch.float32)):
             with torch.autocast(self.device.type, attempt, enabled=attempt != torch.float32):
-                sr: Tensor = self.network(lr).float()
+                sr = self._mean_of_views(lr) if self.self_ensemble else self.network(lr).float()
             if bool(torch.isfinite(sr).all()):
-                return sr
+                result: Tensor = sr
+                return result
             if attempt != torch.float32:
                 _log.warning(
                     "a tile was not finite in %s; computed again in float32", str(attempt)[6:]
@@ -310,6 +314,19 @@ class Upscaler:
         raise ImageError(
             "the network gives values that are not finite, also in float32; its weights are damaged"
         )
+
+    def _mean_of_views(self, lr: Tensor) -> Tensor:
+        """Mean over the eight symmetries of the square, each turned back."""
+        total: Tensor | None = None
+        for turns in range(4):
+            for flip in (False, True):
+                view = torch.rot90(lr.flip(-1) if flip else lr, turns, (-2, -1))
+                sr = self.network(view.contiguous(memory_format=torch.channels_last)).float()
+                sr = torch.rot90(sr, -turns, (-2, -1))
+                sr = sr.flip(-1) if flip else sr
+                total = sr if total is None else total + sr
+        assert total is not None
+        return total / 8
 
     def _job(self, height: int, width: int, deep: bool) -> _Job:
         dtype = _DTYPES[self._deep_precision if deep else self.precision]

@@ -241,11 +241,31 @@ def test_an_existing_result_is_not_replaced_unless_asked(upscale, picture, tmp_p
     code, _, err = upscale("a.png")
     assert code == 2
     assert "--overwrite" in err
-    assert upscale("a.png", "--skip-existing")[:2] == (0, "")
     assert (tmp_path / "a_x2.png").read_bytes() == b"mine"
     assert upscale("a.png", "--overwrite")[0] == 0
     with Image.open(tmp_path / "a_x2.png") as image:
         assert image.size == (40, 32)
+
+
+def test_skip_existing_knows_finished_from_broken_changed_and_older(upscale, picture, tmp_path):
+    source = picture("a.png")
+    result = tmp_path / "a_x2.png"
+    assert upscale("a.png", "--skip-existing")[1] == "a_x2.png\n"
+    finished = result.read_bytes()
+    code, out, err = upscale("a.png", "--skip-existing")
+    assert (code, out) == (0, "")
+    assert "skipped" in err
+    result.write_bytes(finished[:20])
+    assert upscale("a.png", "--skip-existing")[1] == "a_x2.png\n"
+    assert result.read_bytes() == finished
+    os.utime(source, (2e9, 2e9))
+    assert upscale("a.png", "--skip-existing")[1] == "a_x2.png\n"
+    os.utime(source, (1e9, 1e9))
+    picture("a.png", (22, 16))
+    os.utime(source, (1e9, 1e9))
+    assert upscale("a.png", "--skip-existing")[1] == "a_x2.png\n"
+    with Image.open(result) as image:
+        assert image.size == (44, 32)
 
 
 def test_the_input_is_never_replaced(upscale, picture, tmp_path):
@@ -265,7 +285,7 @@ def test_several_inputs_go_on_after_a_bad_one(upscale, picture, tmp_path):
     assert code == 1
     assert out.splitlines() == ["a_x2.png", "b_x2.jpg"]
     assert all(name in err for name in bad)
-    assert "2 of 6 done" in err
+    assert "2 done, 0 skipped, 4 failed" in err
 
 
 def test_json_says_what_was_used(upscale, picture, tmp_path):
@@ -297,3 +317,202 @@ def test_a_killed_run_leaves_no_file_under_the_final_name(models, picture, tmp_p
     (left,) = set(os.listdir(tmp_path)) - {"a.png"}
     assert left.startswith(".a_x2.png.")
     assert left.endswith(".srnet-part")
+
+
+def test_a_folder_is_done_with_its_tree_mirrored(upscale, picture, tmp_path):
+    picture("in/a.png")
+    picture("in/deep/er/b.jpg")
+    (tmp_path / "in" / "notes.txt").write_text("no image")
+    (tmp_path / "in" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    code, out, err = upscale("in", "-o", "in/out", "-r")
+    assert code == 1
+    assert sorted(out.splitlines()) == ["in/out/a_x2.png", "in/out/deep/er/b_x2.jpg"]
+    assert "broken.png" in err
+    assert "2 done, 0 skipped, 1 failed, 1 ignored" in err
+    # the output folder lies inside the input: its files are no input of the next run
+    code, out, err = upscale("in", "-o", "in/out", "-r", "--skip-existing")
+    assert (code, out) == (1, "")
+    assert "0 done, 2 skipped, 1 failed" in err
+    assert not (tmp_path / "in" / "out" / "out").exists()
+    # without -r only the folder's own files
+    assert upscale("in", "-o", "flat")[1] == "flat/a_x2.png\n"
+
+
+def test_own_results_and_leftovers_are_not_taken_as_inputs(upscale, picture, tmp_path):
+    picture("in/a.png")
+    (tmp_path / "in" / ".a_x2.png.0011.srnet-part").write_bytes(
+        (tmp_path / "in" / "a.png").read_bytes()
+    )
+    assert upscale("in")[1] == "in/a_x2.png\n"
+    _, out, err = upscale("in", "--overwrite")
+    assert out == "in/a_x2.png\n"
+    assert "2 ignored" in err
+    assert sorted(os.listdir(tmp_path / "in")) == [".a_x2.png.0011.srnet-part", "a.png", "a_x2.png"]
+
+
+def test_patterns(upscale, picture):
+    picture("a.png")
+    picture("b.png")
+    picture("c.jpg")
+    assert upscale("*.png")[1] == "a_x2.png\nb_x2.png\n"
+    code, _, err = upscale("*.webp")
+    assert code == 2
+    assert "nothing matches" in err
+
+
+def test_clashing_names_are_settled_before_work_starts(upscale, picture, tmp_path):
+    picture("in/a.png")
+    picture("in/a.jpg")
+    picture("in/b.jpg")
+    code, out, _ = upscale("in", "--format", "png")
+    assert code == 0
+    assert sorted(out.splitlines()) == ["in/a_jpg_x2.png", "in/a_png_x2.png", "in/b_x2.png"]
+
+
+def test_two_inputs_that_become_one_are_refused(upscale, picture, tmp_path):
+    picture("p/a.png")
+    picture("q/a.png")
+    code, out, err = upscale("p/a.png", "q/a.png", "-o", "out")
+    assert (code, out) == (2, "")
+    assert "would both become" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_and_single_files_give_the_same_bytes(upscale, picture, tmp_path):
+    for name in ("a.png", "b.jpg"):
+        picture(f"in/{name}")
+    options = ("--format", "webp", "--quality", "70", "-t", "8", "--overlap", "8")
+    assert upscale("in", "-o", "both", *options)[0] == 0
+    for name in ("a", "b"):
+        source = next((tmp_path / "in").glob(f"{name}.*"))
+        assert upscale(source, "-o", "one", *options)[0] == 0
+        assert (tmp_path / "one" / f"{name}_x2.webp").read_bytes() == (
+            tmp_path / "both" / f"{name}_x2.webp"
+        ).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        (["-s", "2.5"], (83, 43)),
+        (["-s", "1"], (33, 17)),
+        (["-s", "8"], (264, 136)),
+        (["--width", "100"], (100, 52)),
+        (["--height", "50"], (97, 50)),
+        (["--width", "100", "--height", "50"], (100, 50)),
+        (["--max-side", "131"], (131, 67)),
+        (["--megapixels", "0.01"], (139, 72)),
+    ],
+)
+@pytest.mark.parametrize("mode", ["RGB", "LA"])
+def test_exact_sizes(upscale, picture, tmp_path, words, size, mode):
+    picture("a.png", (33, 17), mode)
+    code, _, err = upscale("a.png", "-o", "b.png", *words)
+    assert code == 0, err
+    with Image.open(tmp_path / "b.png") as image:
+        assert (image.size, image.mode) == (size, mode)
+
+
+def test_resampling_keeps_the_picture(upscale, picture, tmp_path, photo):
+    picture("a.png", (64, 48))
+    upscale("a.png", "-o", "b.png", "-s", "1.5")
+    expected = Image.open(tmp_path / "a.png").resize((96, 72), Image.Resampling.BICUBIC)
+    assert (
+        np.abs(np.asarray(Image.open(tmp_path / "b.png")).astype(int) - np.asarray(expected)).mean()
+        < 6
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-s", "9"], "--scale is 9"),
+        (["-s", "2", "--width", "9"], "exclude each other"),
+        (["--width", "-4"], "--width is -4"),
+        (["--width", "3"], "1 to 8 times"),
+        (["--quality", "101"], "--quality is 101"),
+        (["--background", "red"], "no colour"),
+    ],
+)
+def test_sizes_and_numbers_out_of_range(upscale, picture, tmp_path, words, said):
+    picture("a.png")
+    code, out, err = upscale("a.png", *words)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert os.listdir(tmp_path) == ["a.png"]
+
+
+def test_a_format_that_is_too_small_is_refused_before_computing(upscale, tmp_path):
+    Image.new("L", (8200, 2)).save(tmp_path / "a.png")
+    code, _, err = upscale("a.png", "--format", "webp")
+    assert code == 2
+    assert "16400 x 4 is over the webp limit of 16383" in err
+
+
+def test_alpha_to_jpeg_is_flattened_and_said(upscale, tmp_path):
+    Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(tmp_path / "a.png")
+    code, out, err = upscale("a.png", "--format", "jpg", "--background", "ff0000")
+    assert (code, out) == (0, "a_x2.jpg\n")
+    assert "no alpha" in err
+    with Image.open(tmp_path / "a_x2.jpg") as image:
+        red, green, _ = image.getpixel((8, 8))
+    assert red > 245
+    assert green < 10
+
+
+def test_options_reach_the_file(upscale, picture, tmp_path):
+    exif = Image.Exif()
+    exif[0x013B] = "Ada"
+    picture("a.jpg", dpi=(300, 300), exif=exif)
+    upscale("a.jpg", "-o", "keep.jpg")
+    upscale("a.jpg", "-o", "strip.jpg", "--metadata", "strip")
+    upscale("a.jpg", "-o", "small.jpg", "--quality", "30")
+    upscale("a.jpg", "-o", "exact.webp", "--lossless")
+    with Image.open(tmp_path / "keep.jpg") as kept, Image.open(tmp_path / "strip.jpg") as stripped:
+        assert kept.info["dpi"] == (300, 300)
+        assert kept.getexif()[0x013B] == "Ada"
+        assert 0x013B not in stripped.getexif()
+    assert (tmp_path / "small.jpg").stat().st_size * 1.5 < (tmp_path / "strip.jpg").stat().st_size
+    assert b"VP8L" in (tmp_path / "exact.webp").read_bytes()
+    assert upscale("a.jpg", "--suffix", "_big")[1] == "a_big.jpg\n"
+
+
+def test_an_animation_says_that_one_frame_is_left(upscale, tmp_path):
+    frames = [Image.new("RGB", (12, 9), colour) for colour in ("red", "green", "blue")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:], duration=80)
+    code, _, err = upscale("a.gif")
+    assert code == 0
+    assert "first of 3 frames" in err
+
+
+def test_a_large_result_is_streamed_and_equal(upscale, picture, tmp_path, monkeypatch):
+    picture("a.png", (60, 50))
+    upscale("a.png", "-o", "memory.png", "-t", "16")
+    from srnet import files
+
+    seen = []
+
+    class Small(files.Canvas):
+        def __init__(self, folder, width, height):
+            super().__init__(folder, width, height, max_bytes=1000)
+
+        def image(self):
+            seen.append(self.on_disk)
+            return super().image()
+
+    monkeypatch.setattr(files, "Canvas", Small)
+    upscale("a.png", "-o", "disk.png", "-t", "16")
+    assert seen == [True]
+    assert (tmp_path / "disk.png").read_bytes() == (tmp_path / "memory.png").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["a.png", "disk.png", "memory.png"]
+
+
+def test_self_ensemble_is_a_mean_over_views(upscale, picture, tmp_path):
+    picture("a.png")
+    upscale("a.png", "-o", "one.png")
+    upscale("a.png", "-o", "eight.png", "-x")
+    one, eight = (
+        np.asarray(Image.open(tmp_path / name)).astype(int) for name in ("one.png", "eight.png")
+    )
+    assert np.abs(one - eight).max() > 0
+    assert np.abs(one - eight).mean() < 10

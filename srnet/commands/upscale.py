@@ -10,18 +10,32 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srnet.errors import ImageError
+from srnet.errors import ConfigError
 
 if TYPE_CHECKING:
     from srnet.inference import Progress, Upscaler
-
-_SCALES = (2, 3, 4)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of ``srnet upscale``."""
     add = parser.add_argument
-    add("inputs", nargs="+", type=Path, metavar="INPUT", help="image file")
+    add(
+        "inputs",
+        nargs="*",
+        type=Path,
+        metavar="INPUT",
+        help="image file, folder, or pattern such as 'scans/*.png'",
+    )
+    add(
+        "-i",
+        "--input",
+        dest="more",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="INPUT",
+        help="same as INPUT",
+    )
     add(
         "-o",
         "--output",
@@ -30,11 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file, or folder for several (default: beside the input)",
     )
     add(
-        "-s",
-        "--scale",
-        type=int,
-        choices=_SCALES,
-        help="enlargement factor (default: the model's own, else 4)",
+        "-r",
+        "--recursive",
+        action="store_true",
+        help="also folders inside folders; the tree is mirrored below OUT",
     )
     add(
         "-n",
@@ -42,6 +55,70 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="shipped model or checkpoint file (default: the shipped one)",
     )
+
+    size = parser.add_argument_group("size of the result")
+    add = size.add_argument
+    add(
+        "-s",
+        "--scale",
+        "--outscale",
+        type=float,
+        help="factor from 1 to 8 (default: the model's own, else 4)",
+    )
+    add("--width", type=int, metavar="N", help="exact width in pixels; the height follows")
+    add("--height", type=int, metavar="N", help="exact height in pixels; the width follows")
+    add("--max-side", type=int, metavar="N", help="longer side in pixels")
+    add("--megapixels", type=float, metavar="N", help="area in millions of pixels")
+
+    files = parser.add_argument_group("files")
+    add = files.add_argument
+    add(
+        "-f",
+        "--format",
+        "--ext",
+        metavar="EXT",
+        help="png, jpg, webp, tiff, avif, gif or bmp (default: the input's)",
+    )
+    add("--suffix", default="_x{scale}", help="put after the name (default: _x{scale})")
+    add(
+        "--quality",
+        type=int,
+        metavar="1-100",
+        help="of JPEG (default 95), WebP and AVIF (default 90)",
+    )
+    add("--lossless", action="store_true", help="keep every pixel in WebP and AVIF")
+    add(
+        "--metadata",
+        choices=("keep", "strip"),
+        default="keep",
+        help="EXIF, XMP, dpi, text (default: keep)",
+    )
+    add(
+        "--background",
+        type=_colour,
+        default=(255, 255, 255),
+        metavar="RRGGBB",
+        help="under transparent pixels where the format has no alpha (default: ffffff)",
+    )
+    add(
+        "--max-pixels",
+        type=int,
+        default=300_000_000,
+        metavar="N",
+        help="largest input (default: 300000000)",
+    )
+    existing = files.add_mutually_exclusive_group()
+    existing.add_argument(
+        "--overwrite", action="store_true", help="replace results that exist already"
+    )
+    existing.add_argument(
+        "--skip-existing",
+        action="store_true",
+        help="leave out inputs whose result exists, is newer and has the right size",
+    )
+
+    compute = parser.add_argument_group("computing")
+    add = compute.add_argument
     add(
         "-t",
         "--tile",
@@ -58,6 +135,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="LR pixels that a tile sees beyond its border (default: 16)",
+    )
+    add(
+        "-x",
+        "--self-ensemble",
+        action="store_true",
+        help="mean over eight flipped and turned views, eight times slower",
     )
     add(
         "--device",
@@ -78,20 +161,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="fp32",
         help="same as --precision fp32",
     )
-    add(
-        "-f",
-        "--format",
-        metavar="EXT",
-        help="png, jpg, webp, tiff, avif, gif or bmp (default: the input's)",
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object for each image on stdout"
     )
-    existing = parser.add_mutually_exclusive_group()
-    existing.add_argument(
-        "--overwrite", action="store_true", help="replace results that exist already"
-    )
-    existing.add_argument(
-        "--skip-existing", action="store_true", help="leave inputs out whose result exists"
-    )
-    add("--json", action="store_true", help="one JSON object for each image on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,86 +179,165 @@ def run(args: argparse.Namespace) -> int:
 
     logging.basicConfig(format="srnet: %(message)s", level=logging.WARNING)
     logging.getLogger("pyvips").setLevel(logging.ERROR)
-    if args.output is not None and len(args.inputs) > 1 and not args.output.is_dir():
-        args.output.mkdir(parents=True, exist_ok=True)
-    if len(args.inputs) == 1:
-        image_io.read_header(args.inputs[0])  # a bad only input fails before torch is loaded
+    image_io.disable_cache()
+    inputs = [*args.inputs, *args.more]
+    if not inputs:
+        raise ConfigError(
+            "no INPUT; name an image file, a folder or a pattern, see srnet upscale --help"
+        )
     format = None if args.format is None else image_io.format_of(args.format)
+    _check_size(args)
+    if args.quality is not None and not 1 <= args.quality <= 100:
+        raise ConfigError(f"--quality is {args.quality}; use 1 to 100")
+    if len(inputs) == 1 and inputs[0].is_file():
+        image_io.read_header(
+            inputs[0], args.max_pixels
+        )  # a bad only input fails before torch is loaded
     upscaler, model = _load(args)
 
-    from srnet.files import Options, Result, default_target, target_format, upscale_file
+    from srnet.files import Failure, Job, Options, Size, plan, upscale_files
 
-    options = Options(format=format, overwrite=args.overwrite)
+    size = Size(
+        scale=args.scale,
+        width=args.width,
+        height=args.height,
+        max_side=args.max_side,
+        megapixels=args.megapixels,
+    )
+    options = Options(
+        format=format,
+        size=size,
+        suffix=args.suffix,
+        quality=args.quality,
+        lossless=args.lossless,
+        metadata=args.metadata,
+        background=args.background,
+        existing="overwrite" if args.overwrite else "skip" if args.skip_existing else "refuse",
+        max_pixels=args.max_pixels,
+    )
+    planned = plan(inputs, args.output, options, upscaler.scale, args.recursive)
+    used = {
+        "model": model,
+        "scale": upscaler.scale,
+        "device": str(upscaler.device),
+        "precision": upscaler.precision,
+        "tile": upscaler.tile,
+        "overlap": upscaler.overlap,
+    }
+    how = (
+        f"{model}, {upscaler.device}, {upscaler.precision}, "
+        f"tile {upscaler.tile or 'whole image'}, overlap {upscaler.overlap}"
+    )
+    count, done, skipped, failed = len(planned.jobs), 0, 0, 0
+    single = count == 1 and not inputs[0].is_dir()
+    start = time.perf_counter()
 
-    def one(source: Path) -> Result | None:
-        folder = source.parent
-        target = None
-        if args.output is not None and args.output.is_dir():
-            folder = args.output
-        else:
-            target = args.output
-        if target is None:
-            kind = target_format(source, None, options)
-            target = default_target(source, folder, upscaler.scale, kind)
-        if args.skip_existing and target.exists():
-            return None
-        return upscale_file(upscaler, source, target, options, _progress_bar(source))
+    def bar(job: Job) -> Progress | None:
+        finished = done + skipped + failed
+        return _progress_bar(job.source, finished, count, start) if sys.stderr.isatty() else None
 
-    failed = 0
-    for source in args.inputs:
-        try:
-            result = one(source)
-        except ImageError as error:
-            if len(args.inputs) == 1:
-                raise
+    for outcome in upscale_files(upscaler, planned.jobs, options, bar):
+        source = outcome.job.source
+        if isinstance(outcome, Failure):
+            if single:
+                raise outcome.error
             failed += 1
-            print(f"srnet: error: {error}", file=sys.stderr)
+            print(f"srnet: error: {outcome.error}", file=sys.stderr)
             if args.json:
-                print(json.dumps({"input": str(source), "error": str(error)}))
+                print(json.dumps({"input": str(source), "error": str(outcome.error)}), flush=True)
             continue
-        if result is None:
-            print(f"srnet: {source}: skipped, its result exists", file=sys.stderr)
-            continue
-        used = {
-            "model": model,
-            "scale": upscaler.scale,
-            "device": str(upscaler.device),
-            "precision": upscaler.precision,
-            "tile": upscaler.tile,
-            "overlap": upscaler.overlap,
+        target = outcome.job.target
+        row = {
+            "input": str(source),
+            "output": str(target),
+            "width": outcome.width,
+            "height": outcome.height,
         }
+        if outcome.skipped:
+            skipped += 1
+            print(f"srnet: {source}: skipped, {target.name} is finished", file=sys.stderr)
+            if args.json:
+                print(json.dumps(row | {"skipped": True}), flush=True)
+            continue
+        done += 1
+        for note in outcome.notes:
+            print(f"srnet: {source}: {note}", file=sys.stderr)
         print(
-            f"srnet: {source.name}: {result.width} x {result.height}, {model}, {upscaler.device}, "
-            f"{upscaler.precision}, tile {upscaler.tile or 'whole image'}, overlap {upscaler.overlap}, "
-            f"{result.seconds:.1f} s, {result.megapixels_per_second:.2f} MP/s",
+            f"srnet: {source.name}: {outcome.width} x {outcome.height}, {how}, "
+            f"{outcome.seconds:.1f} s, {outcome.megapixels_per_second:.2f} MP/s",
             file=sys.stderr,
         )
-        if args.json:
-            row = {"input": str(source), "output": str(result.target), "width": result.width}
-            row |= {"height": result.height, "seconds": round(result.seconds, 3), **used}
-            print(json.dumps(row))
-        else:
-            print(result.target)
-    if len(args.inputs) > 1:
-        print(f"srnet: {len(args.inputs) - failed} of {len(args.inputs)} done", file=sys.stderr)
+        row |= {"seconds": round(outcome.seconds, 3), "notes": list(outcome.notes), **used}
+        print(json.dumps(row) if args.json else target, flush=True)
+    if not single:
+        seconds = time.perf_counter() - start
+        print(
+            f"srnet: {done} done, {skipped} skipped, {failed} failed, {len(planned.ignored)} ignored "
+            f"(no images or own results), {seconds:.1f} s",
+            file=sys.stderr,
+        )
     return 1 if failed else 0
 
 
+def _check_size(args: argparse.Namespace) -> None:
+    """Refuses sizes that exclude each other or are out of range."""
+    given = [
+        name for name in ("scale", "max_side", "megapixels") if getattr(args, name) is not None
+    ]
+    if args.width is not None or args.height is not None:
+        given.append("width or height")
+    if len(given) > 1:
+        raise ConfigError(
+            f"{given[0]} and {given[1]} exclude each other; give one".replace("_", "-")
+        )
+    if args.scale is not None and not 1 <= args.scale <= 8:
+        raise ConfigError(f"--scale is {args.scale:g}; use 1 to 8")
+    for name in ("width", "height", "max_side", "megapixels"):
+        value = getattr(args, name)
+        if value is not None and value <= 0:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value:g}; use more than 0")
+
+
 def _load(args: argparse.Namespace) -> tuple[Upscaler, str]:
-    """Loads the model that fits the scale, or the scale that fits the model."""
-    from srnet.checkpoint import default_model, load_checkpoint
+    """Loads the model: the one asked for, else the smallest shipped one that reaches the size."""
+    from srnet.checkpoint import default_model, load_checkpoint, shipped_models
     from srnet.inference import Upscaler
 
-    name = args.model or default_model(args.scale or 4)
-    checkpoint = load_checkpoint(name, scale=args.scale)
+    if args.model is not None:
+        # a whole factor that models exist for must be this model's own; anything else is resampled
+        wanted = int(args.scale) if args.scale in (2, 3, 4) else None
+        checkpoint = load_checkpoint(args.model, scale=wanted)
+    else:
+        scales = sorted({model.scale for model in shipped_models()})
+        sized = any(
+            getattr(args, name) is not None
+            for name in ("width", "height", "max_side", "megapixels")
+        )
+        factor = args.scale or (max(scales, default=4) if sized else 4)
+        checkpoint = load_checkpoint(
+            default_model(next((s for s in scales if s >= factor), max(scales, default=4)))
+        )
     upscaler = Upscaler(
         checkpoint.network,
         device=args.device,
         precision=args.precision,
         tile=args.tile,
         overlap=args.overlap,
+        self_ensemble=args.self_ensemble,
     )
     return upscaler, checkpoint.name
+
+
+def _colour(text: str) -> tuple[int, int, int]:
+    """Reads the value of --background."""
+    digits = text.removeprefix("#")
+    try:
+        red, green, blue = bytes.fromhex(digits)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no colour; use six hexadecimal digits, e.g. ffffff"
+        ) from error
+    return red, green, blue
 
 
 def _tile(text: str) -> int | str:
@@ -201,17 +352,13 @@ def _tile(text: str) -> int | str:
         ) from error
 
 
-def _progress_bar(source: Path) -> Progress | None:
-    """A line with percentage and remaining time on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        return None
-    start = time.perf_counter()
+def _progress_bar(source: Path, finished: int, count: int, start: float) -> Progress:
+    """A line with the place in the batch, the percentage and the remaining time of the whole batch."""
 
     def show(done: int, total: int) -> None:
-        left = (time.perf_counter() - start) * (total - done) / done
-        line = (
-            f"{source.name}: {100 * done // total:3d} %, {left:.0f} s left" if done < total else ""
-        )
-        print(f"\r{line}\033[K", end="", file=sys.stderr, flush=True)
+        share = (finished + done / total) / count
+        left = (time.perf_counter() - start) * (1 - share) / share
+        line = f"{finished + 1}/{count} {source.name}: {100 * done // total} %, {left:.0f} s left"
+        print(f"\r{line if done < total else ''}\033[K", end="", file=sys.stderr, flush=True)
 
     return show
