@@ -225,7 +225,10 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
         fresh = initialise_from(
             network, load_checkpoint(config.init_from).network.state_dict(), config.init_from
         )
-        report(f"weights from {config.init_from}; starting fresh: {', '.join(fresh) or 'none'}")
+        layers = dict.fromkeys(
+            name.rsplit(".", 2 if ".attention." in name else 1)[0] for name in fresh
+        )
+        report(f"weights from {config.init_from}; starting fresh: {', '.join(layers) or 'nothing'}")
 
     data = SRDataModule(config, packed, validation)
     for line in _unit_variance_warnings(config, network, packed):
