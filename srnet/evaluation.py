@@ -6,6 +6,7 @@ import math
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -140,8 +141,10 @@ def evaluate(
         "precision": upscaler.precision if upscaler is not None else "8-bit",
         "device": str(upscaler.device) if upscaler is not None else "cpu",
         "threads": torch.get_num_threads(),
-        "versions": f"srnet {__version__}, torch {torch.__version__}, numpy {np.__version__}, "
-        f"Python {platform.python_version()}",
+        "versions": ", ".join(
+            [f"srnet {__version__}", f"Python {platform.python_version()}"]
+            + [f"{package} {version(package)}" for package in ("torch", "numpy", "pyvips")]
+        ),
     }
     return Report(rows, mean, protocol)
 
