@@ -6,6 +6,7 @@ A run is one complete YAML file (see ``configs/``). Words after it, ``key.path=v
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -55,13 +56,10 @@ class NetworkConfig:
             "num_heads",
             "group_size",
             "top_k",
+            "predictor_dim",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"network.{name} is {getattr(self, name)}; use at least 1")
-        if self.predictor_dim < 1:
-            raise ConfigError(
-                f"network.predictor_dim is {self.predictor_dim}; use at least 1, e.g. 8"
-            )
         if self.embed_dim % self.num_heads:
             near = self.num_heads * max(1, round(self.embed_dim / self.num_heads))
             raise ConfigError(
@@ -105,6 +103,11 @@ class DataConfig:
     weights_license: str = "unknown"
     """Licence of the trained weights, an SPDX name, for the checkpoint."""
 
+    def __post_init__(self) -> None:
+        for name in ("patch_size", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"data.{name} is {getattr(self, name)}; use at least 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
@@ -134,10 +137,18 @@ class OptimConfig:
     """Largest gradient norm; 0 for no clipping."""
 
     def __post_init__(self) -> None:
-        if not self.learning_rate > 0:
+        if not 0 < self.learning_rate < math.inf:
             raise ConfigError(
                 f"optim.learning_rate is {self.learning_rate}; it must be above 0, e.g. 1e-3"
             )
+        for name in ("adam_ratio", "weight_decay", "warmup_steps", "decay_steps", "gradient_clip"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"optim.{name} is {getattr(self, name)}; use at least 0")
+        for beta in self.betas:
+            if not 0 <= beta < 1:
+                raise ConfigError(f"optim.betas holds {beta}; use values in [0, 1), e.g. 0.9")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"optim.momentum is {self.momentum}; use [0, 1), e.g. 0.95")
         if not 0 <= self.ema_decay < 1:
             raise ConfigError(
                 f"optim.ema_decay is {self.ema_decay}; it must be in [0, 1), e.g. 0.999"
