@@ -303,3 +303,25 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     assert path.read_bytes() == b"old"
     with pytest.raises(ImageError, match="cannot be written"):
         image_io.write(tmp_path / "no" / "b.png", noise(2, 2, 3), "png")
+
+
+@pytest.mark.parametrize("format", ["png", "jpeg", "webp", "tiff", "avif", "gif", "bmp"])
+def test_damaged_files_are_read_or_refused_in_one_line(tmp_path, format):
+    image_io.write(tmp_path / "a", image_io.fit_format(noise(12, 16, 4), format, (0, 0, 0)), format)
+    data = (tmp_path / "a").read_bytes()
+    random = np.random.default_rng(1)
+    messages = []
+    for step in range(60):
+        damaged = bytearray(data)
+        place = int(random.integers(len(damaged) if step % 2 else min(80, len(damaged))))
+        if step % 3:
+            damaged[place] = int(random.integers(256))
+        else:
+            del damaged[place : place + int(random.integers(1, 40))]
+        (tmp_path / "b").write_bytes(damaged)
+        try:
+            image_io.read(tmp_path / "b", 1_000_000)
+        except ImageError as error:
+            messages.append(str(error))
+    assert len(messages) >= 5
+    assert not any("\n" in message for message in messages)
