@@ -33,16 +33,18 @@ def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     return tuple(2.0 ** (-8.0 * (h + 1) / num_heads) for h in range(num_heads))
 
 
+# Cached tables are made outside inference mode, whatever mode the first caller is in: tensors made inside it could
+# never take part in a backward pass later.
 @lru_cache(maxsize=32)
-def _distance_to_centre(
-    group_size: int, region_size: int, device: torch.device, dtype: torch.dtype
-) -> Tensor:
+@torch.inference_mode(False)
+def _distance_to_centre(region_size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Distance in pixels of each candidate to the group's centre (r, r), equal for every group."""
     axis = torch.arange(region_size, dtype=torch.float64) - (region_size - 1) / 2
     return torch.hypot(axis[:, None], axis[None, :]).to(device, dtype)
 
 
 @lru_cache(maxsize=32)
+@torch.inference_mode(False)
 def _outside(
     height: int, width: int, group_size: int, region_size: int, device: torch.device
 ) -> Tensor:
@@ -83,7 +85,7 @@ def predict_relevance(
     keys = F.pad(pk, (margin, margin + right, margin, margin + below))
     windows = keys.unfold(2, r, g).unfold(3, r, g)  # (B, P, Y, X, r, r), a view
     score = torch.einsum("bpyx,bpyxij->byxij", mean_q, windows) / math.sqrt(P)
-    score = score - slope * _distance_to_centre(g, r, pk.device, score.dtype)
+    score = score - slope * _distance_to_centre(r, pk.device, score.dtype)
     score = score.masked_fill(_outside(height, width, g, r, pk.device), -math.inf)
     return score.flatten(3)  # (B, Y, X, M)
 

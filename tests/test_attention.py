@@ -187,3 +187,15 @@ def test_bfloat16_stays_finite(size: tuple[int, int]) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         out = module(100 * torch.randn(1, 48, *size))
     assert torch.isfinite(out).all()
+
+
+def test_inference_first_and_training_after_on_the_same_size() -> None:
+    module = layer(
+        region_size=14
+    )  # a form that no other test uses: its tables are made here, in inference mode
+    x = torch.randn(1, 48, 22, 26)
+    with torch.inference_mode():
+        expected = module(x).clone()
+    out = module(x)
+    out.sum().backward()
+    torch.testing.assert_close(out.detach(), expected, atol=1e-5, rtol=0)
