@@ -38,6 +38,7 @@ class ExportWeights(Callback):
         self.commit = commit
         self.report = report
         self.best = -float("inf")
+        self.exported_step = -1
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Logs the means, exports the averaged weights."""
@@ -53,16 +54,21 @@ class ExportWeights(Callback):
         improved = first > self.best
         self.best = max(first, self.best)
         for name in ("last", "best") if improved else ("last",):
-            save_checkpoint(
-                self.folder / f"{name}.safetensors",
-                pl_module.network,
-                metrics={"step": trainer.global_step, **means},
-                data=self.data,
-                license=self.license,
-                commit=self.commit,
-            )
+            self.export(f"{name}.safetensors", pl_module, trainer.global_step)
         text = "  ".join(f"{key} {v:.4f}" for key, v in flat.items())
         self.report(f"step {trainer.global_step}: {text}{'  (best)' if improved else ''}")
+
+    def export(self, file: str, module: SRModule, step: int) -> None:
+        """Writes the weights that the module holds now, with what they were last measured at."""
+        save_checkpoint(
+            self.folder / file,
+            module.network,
+            metrics={"step": step, **module.validation_means()},
+            data=self.data,
+            license=self.license,
+            commit=self.commit,
+        )
+        self.exported_step = step
 
     def state_dict(self) -> dict[str, Any]:
         """The best PSNR-Y so far."""

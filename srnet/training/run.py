@@ -248,15 +248,15 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
     module = SRModule(config, network)
     batch_size, every = config.data.batch_size, config.trainer.log_every_n_steps
     save = SaveState(state, config.trainer.save_every_n_steps, report)
+    weights = ExportWeights(
+        folder,
+        data=config.data.description or ", ".join(Path(root).name for root in config.data.train),
+        license=config.data.weights_license,
+        commit=_commit(),
+        report=report,
+    )
     callbacks: list[Callback] = [
-        ExportWeights(
-            folder,
-            data=config.data.description
-            or ", ".join(Path(root).name for root in config.data.train),
-            license=config.data.weights_license,
-            commit=_commit(),
-            report=report,
-        ),
+        weights,
         # buffers left alone: averaging integer buffers in float and truncating corrupts them
         EMAWeightAveraging(decay=config.optim.ema_decay, use_buffers=False),
         save,
@@ -271,6 +271,7 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
         # the whole run is one epoch, which gives the progress bar its total
         limit_train_batches=steps,
         val_check_interval=min(config.trainer.val_every_n_steps, steps),
+        limit_val_batches=1.0 if validation else 0,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         log_every_n_steps=every,
@@ -288,6 +289,12 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
         f"{len(packed)} images, {precision}, {torch.get_num_threads()} threads, up to step {steps}; writing {folder}"
     )
     trainer.fit(module, datamodule=data, ckpt_path=str(state) if done else None, weights_only=True)
+    if save.stopped_by is None and weights.exported_step != trainer.global_step:
+        # max_steps is no multiple of val_every_n_steps, or nothing validates; the module holds the average by now
+        if validation:
+            trainer.validate(module, datamodule=data, verbose=False)
+        else:
+            weights.export("last.safetensors", module, trainer.global_step)
     stopped_by = save.stopped_by.name if save.stopped_by else None
     return RunResult(
         folder, trainer.global_step, stopped_by, module.validation_means() if module.scores else {}

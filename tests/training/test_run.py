@@ -111,6 +111,18 @@ def test_the_published_weights_are_the_average(config_file: Path) -> None:
     assert not torch.equal(raw, state["state_dict"]["network.blocks.0.convs.0.weight"])
 
 
+@pytest.mark.parametrize("word", ["trainer.val_every_n_steps=4", "data.validation={}"])
+def test_the_end_of_the_run_is_published(config_file: Path, word: str) -> None:
+    """Also when the last step is not one that validates, or nothing does."""
+    result = train(config(config_file, word), lambda _: None)
+    metrics = json.loads(read_header(result.folder / "last.safetensors").metadata["metrics"])
+    assert metrics["step"] == 6
+    assert ("cat" in metrics) == ("cat" in result.metrics) == ("validation" not in word)
+    state = torch.load(result.folder / "last.ckpt", weights_only=True)
+    for key, value in weights(result.folder).items():
+        torch.testing.assert_close(value, state["state_dict"][f"network.{key}"], atol=0, rtol=0)
+
+
 def test_stopped_and_resumed_equals_never_stopped(config_file: Path) -> None:
     whole = train(config(config_file, "name=whole"), lambda _: None)
     lines: list[str] = []
