@@ -2,7 +2,7 @@
 
 A checkpoint is one ``.safetensors`` file: float32 contiguous EMA weights under the keys of the bare
 network, and string metadata ``format``, ``format_version``, ``config`` (JSON), ``metrics`` (JSON),
-``data``, ``license``, ``commit``. Files that hold pickled Python objects (``.pth``, ``.ckpt``) can run
+``data``, ``license``, ``commit``, ``kind``. Files that hold pickled Python objects (``.pth``, ``.ckpt``) can run
 code when they are opened and are refused. torch is imported inside the functions that need it, so
 that listing models stays fast.
 """
@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from srnet.config import network_config_from_dict
 from srnet.errors import CheckpointError, ConfigError
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from srnet.network import SRNet
+
+Kind = Literal["classical", "photo"]
+"""What inputs weights are for: clean images shrunk with bicubic, or compressed and noisy photographs."""
 
 FORMAT = "srnet"
 FORMAT_VERSION = "1"
@@ -302,6 +305,7 @@ def save_checkpoint(
     data: str,
     license: str,
     commit: str,
+    kind: Kind = "classical",
 ) -> str:
     """Writes a checkpoint to a temporary name and moves it into place.
 
@@ -313,6 +317,7 @@ def save_checkpoint(
         data: What the weights were trained on.
         license: Licence of the weights, an SPDX name.
         commit: The commit that trained them.
+        kind: What inputs they are for.
 
     Returns:
         The file's sha256.
@@ -345,6 +350,7 @@ def save_checkpoint(
         "data": data,
         "license": license,
         "commit": commit,
+        "kind": kind,
     }
     # safetensors stores memory as it lies: channels_last weights must become contiguous first.
     tensors = {

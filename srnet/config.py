@@ -79,6 +79,48 @@ class NetworkConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DegradationConfig:
+    """How LR patches are spoiled, so that the network learns to enlarge photographs as they really are.
+
+    Each patch is spoiled in its own way; ranges are drawn from uniformly.
+    """
+
+    __pydantic_config__ = _STRICT
+
+    clean: float = 0.15
+    """Share of patches that stay plain bicubic."""
+    remade: float = 0.3
+    """Share, of the others, shrunk anew from HR with a random kernel, after blur, noise or JPEG in random order; the
+    rest start from the bicubic LR."""
+    blur: tuple[float, float] = (0.1, 0.7)
+    """Standard deviation of the Gaussian blur of remade patches along each of two turned axes, LR pixels."""
+    noise_share: float = 0.25
+    """Share of patches that get noise, half of it grey."""
+    noise: tuple[float, float] = (1.0, 8.0)
+    """Standard deviation of the noise, levels of 255."""
+    jpeg_share: float = 0.9
+    """Share of patches that end as JPEG."""
+    jpeg_quality: tuple[int, int] = (30, 95)
+    """Quality of these, as libjpeg counts it."""
+    validation_quality: tuple[int, int] = (40, 80)
+    """Validation images are shrunk with bicubic, then compressed with a quality of this range that their name fixes."""
+
+    def __post_init__(self) -> None:
+        for name in ("clean", "remade", "noise_share", "jpeg_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"data.degradation.{name} is {getattr(self, name)}; use 0 to 1")
+        limits = {"blur": 4, "noise": 255, "jpeg_quality": 100, "validation_quality": 100}
+        for name, most in limits.items():
+            low, high = getattr(self, name)
+            least = 1 if most == 100 else 0
+            if not least <= low <= high <= most:
+                raise ConfigError(
+                    f"data.degradation.{name} is [{low}, {high}]; use two values from {least} to {most}, "
+                    "the smaller first"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """What to train and validate on."""
 
@@ -98,6 +140,8 @@ class DataConfig:
     """Accept HR files without LR file and the reverse, leaving them out."""
     skip_small: bool = False
     """Leave out images smaller than a crop instead of refusing to start."""
+    degradation: DegradationConfig | None = None
+    """Spoil the LR patches, which trains a model of the kind photo; none for the classical kind."""
     description: str = ""
     """What the training images are, for the checkpoint; empty for the names of the folders."""
     weights_license: str = "unknown"

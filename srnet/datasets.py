@@ -24,6 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from srnet.config import DegradationConfig
+from srnet.degradation import MARGIN, degrade_patches
 from srnet.errors import DataError, ImageError
 from srnet.image_io import read_rgb8
 from srnet.pairs import (
@@ -316,9 +318,13 @@ def _open_packed(path: Path) -> tuple[dict[str, Any], _Pixels]:
 
 
 def sample_patches(
-    packed: PackedPairs, batch_size: int, patch_size: int, generator: torch.Generator
+    packed: PackedPairs,
+    batch_size: int,
+    patch_size: int,
+    generator: torch.Generator,
+    degradation: DegradationConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cut random aligned patches, each turned into one of the 8 flips and transposes.
+    """Cut random aligned patches, each turned into one of the 8 flips and transposes, and spoil LR where asked to.
 
     An image is drawn with a probability proportional to its area, then a place in it uniformly. The result depends
     on the generator's state alone.
@@ -327,7 +333,9 @@ def sample_patches(
         packed: The images.
         batch_size: Number of patches, B.
         patch_size: Side of an LR patch in LR pixels, p.
-        generator: CPU generator; advanced by the same amount in every call with this `batch_size`.
+        generator: CPU generator; without degradation it is advanced by the same amount in every call with this
+            `batch_size`.
+        degradation: How LR is spoiled; the images must be `degradation.MARGIN` larger than the patch for that.
 
     Returns:
         LR (B, 3, p, p) and HR (B, 3, p*scale, p*scale), RGB uint8, contiguous.
@@ -335,13 +343,15 @@ def sample_patches(
     Raises:
         DataError: An image is smaller than the patch.
     """
-    p, q = patch_size, patch_size * packed.scale
+    p = patch_size + (0 if degradation is None else MARGIN)
+    q = p * packed.scale
     small = int(packed.sizes.min(axis=1).argmin())
     if packed.sizes[small].min() < p:
         height, width = packed.sizes[small]
         raise DataError(
-            f"LR of {packed.names[small]} is {width}x{height}, smaller than patch_size {p}; "
-            f"use patch_size {packed.sizes[small].min()} or remove the image"
+            f"LR of {packed.names[small]} is {width}x{height}, smaller than "
+            f"patch_size {patch_size}{'' if degradation is None else f' and a margin of {MARGIN}'}; "
+            f"use patch_size {packed.sizes[small].min() - p + patch_size} or remove the image"
         )
     # One draw for all choices: u * n rounded down is below n for every u < 1 in float64.
     draws = torch.rand(batch_size, 4, generator=generator, dtype=torch.float64).numpy()
@@ -358,7 +368,10 @@ def sample_patches(
         top, left = y * packed.scale, x * packed.scale
         lr[b] = _turned(lr_image[y : y + p, x : x + p], symmetry)
         hr[b] = _turned(hr_image[top : top + q, left : left + q], symmetry)
-    return torch.from_numpy(lr), torch.from_numpy(hr)
+    patches = torch.from_numpy(lr), torch.from_numpy(hr)
+    if degradation is None:
+        return patches
+    return degrade_patches(*patches, packed.scale, degradation, generator)
 
 
 def _turned(patch: _Pixels, symmetry: int) -> _Pixels:

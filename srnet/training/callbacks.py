@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from srnet.checkpoint import save_checkpoint
+from srnet.checkpoint import Kind, save_checkpoint
 from srnet.training.module import SRModule
 
 
@@ -26,16 +26,25 @@ class ExportWeights(Callback):
         data: Description of the training data for the checkpoint.
         license: Licence of the weights.
         commit: Commit of the code.
+        kind: What inputs the weights are for.
         report: Receives one line per validation.
     """
 
     def __init__(
-        self, folder: Path, *, data: str, license: str, commit: str, report: Callable[[str], None]
+        self,
+        folder: Path,
+        *,
+        data: str,
+        license: str,
+        commit: str,
+        kind: Kind,
+        report: Callable[[str], None],
     ) -> None:
         self.folder = folder
         self.data = data
         self.license = license
         self.commit = commit
+        self.kind: Kind = kind
         self.report = report
         self.best = -float("inf")
         self.exported_step = -1
@@ -67,6 +76,7 @@ class ExportWeights(Callback):
             data=self.data,
             license=self.license,
             commit=self.commit,
+            kind=self.kind,
         )
         self.exported_step = step
 

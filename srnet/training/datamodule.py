@@ -10,8 +10,9 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from srnet.config import RunConfig
+from srnet.config import DegradationConfig, RunConfig
 from srnet.datasets import PackedPairs, Pair, read_pair, sample_patches
+from srnet.degradation import compress, fixed_quality
 
 
 class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
@@ -24,6 +25,7 @@ class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
         seed: Seed of the run.
         first: Index of the first batch.
         rank: Index of this process.
+        degradation: How LR is spoiled, if at all.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
         seed: int,
         first: int = 0,
         rank: int = 0,
+        degradation: DegradationConfig | None = None,
     ) -> None:
         self.packed = packed
         self.batch_size = batch_size
@@ -41,6 +44,7 @@ class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
         self.seed = seed
         self.first = first
         self.rank = rank
+        self.degradation = degradation
 
     def batch(self, i: int) -> tuple[Tensor, Tensor]:
         """The i-th batch: uint8 LR (B, 3, p, p) and HR (B, 3, p * scale, p * scale)."""
@@ -48,7 +52,9 @@ class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
         text = f"{self.seed}/{i}/{self.rank}".encode()
         number = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
         generator = torch.Generator().manual_seed(number)
-        return sample_patches(self.packed, self.batch_size, self.patch_size, generator)
+        return sample_patches(
+            self.packed, self.batch_size, self.patch_size, generator, self.degradation
+        )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches from ``first`` on."""
@@ -64,11 +70,15 @@ class WholeImages(Dataset[tuple[Tensor, Tensor]]):
     Args:
         pairs: Files; LR is made by MATLAB bicubic where there is none.
         scale: Enlargement factor.
+        jpeg: Lowest and highest quality of JPEG that LR goes through, fixed by the image's name; None for none.
     """
 
-    def __init__(self, pairs: Sequence[Pair], scale: int) -> None:
+    def __init__(
+        self, pairs: Sequence[Pair], scale: int, jpeg: tuple[int, int] | None = None
+    ) -> None:
         self.pairs = pairs
         self.scale = scale
+        self.jpeg = jpeg
 
     def __len__(self) -> int:
         """Number of images."""
@@ -80,6 +90,8 @@ class WholeImages(Dataset[tuple[Tensor, Tensor]]):
             torch.from_numpy(a.copy()).permute(2, 0, 1)
             for a in read_pair(self.pairs[i], self.scale)
         )
+        if self.jpeg is not None:
+            lr = compress(lr, fixed_quality(self.pairs[i].name, self.jpeg))
         return lr, hr
 
 
@@ -113,13 +125,15 @@ class SRDataModule(LightningDataModule):
             self.config.trainer.seed,
             first=self.trainer.global_step,
             rank=self.trainer.global_rank,
+            degradation=self.config.data.degradation,
         )
         return DataLoader(batches, batch_size=None)
 
     def val_dataloader(self) -> list[DataLoader[tuple[Tensor, Tensor]]]:
         """One loader of whole images per validation set."""
-        scale = self.config.network.scale
+        scale, degradation = self.config.network.scale, self.config.data.degradation
+        jpeg = None if degradation is None else degradation.validation_quality
         return [
-            DataLoader(WholeImages(pairs, scale), batch_size=1)
+            DataLoader(WholeImages(pairs, scale, jpeg), batch_size=1)
             for pairs in self.validation.values()
         ]

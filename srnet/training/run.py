@@ -21,6 +21,7 @@ from torch import Tensor
 from srnet.checkpoint import load_checkpoint
 from srnet.config import NetworkConfig, RunConfig
 from srnet.datasets import PackedPairs, Pair, find_pairs, find_pairs_in_roots, scan, summarise
+from srnet.degradation import MARGIN
 from srnet.device import resolve_precision
 from srnet.diagnostics import projection_statistics
 from srnet.errors import CheckpointError, ConfigError, DataError
@@ -92,10 +93,11 @@ def _collect(
 ) -> tuple[PackedPairs, dict[str, list[Pair]]]:
     """Finds, checks and packs the data; every problem is told before training."""
     data, scale = config.data, config.network.scale
+    crop = data.patch_size + (0 if data.degradation is None else MARGIN)
     pairs = find_pairs_in_roots(
         [Path(root) for root in data.train], scale, allow_orphans=data.allow_orphans
     )
-    problems = scan(pairs, scale, data.patch_size)
+    problems = scan(pairs, scale, crop)
     if problems and data.skip_small:
         unusable = {p.name for p in scan(pairs, scale, 1)}
         small = {p.name for p in problems} - unusable
@@ -103,13 +105,13 @@ def _collect(
         pairs = [p for p in pairs if p.name not in small]
         if small:
             report(
-                f"left out {len(small)} images smaller than patch_size {data.patch_size}, e.g. {min(small)}"
+                f"left out {len(small)} images smaller than a crop of {crop} LR pixels, e.g. {min(small)}"
             )
     if problems:
         raise DataError(summarise(problems))
     if not pairs:
         raise DataError(
-            f"no image of {', '.join(data.train)} is as large as patch_size {data.patch_size}"
+            f"no image of {', '.join(data.train)} is as large as a crop of {crop} LR pixels"
         )
     validation = {
         name: find_pairs(Path(root), scale, allow_orphans=data.allow_orphans)
@@ -253,6 +255,7 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
         data=config.data.description or ", ".join(Path(root).name for root in config.data.train),
         license=config.data.weights_license,
         commit=_commit(),
+        kind="classical" if config.data.degradation is None else "photo",
         report=report,
     )
     callbacks: list[Callback] = [
