@@ -12,8 +12,8 @@ PACKAGE = ROOT / "srnet"
 # Layer of each module, lowest first. A module imports from lower layers, and sideways only as listed below.
 LAYERS = [
     {"errors", "config"},
-    {"color", "resize", "tiling", "attention", "device"},
-    {"metrics", "network"},
+    {"color", "resize", "tiling", "attention", "device", "download"},
+    {"metrics", "network", "degradation"},
     {"image_io", "checkpoint", "pairs", "datasets", "diagnostics", "attribution", "verdicts"},
     {"inference", "evaluation", "training", "diagnose_page"},
     {"files"},
@@ -36,6 +36,7 @@ TOP = {
     "config": {"yaml", "pydantic"},
     "metrics": {"torch"},
     "network": {"torch"},
+    "degradation": {"torch"},
     "image_io": {"numpy", "pyvips"},
     "checkpoint": set(),
     "pairs": set(),
@@ -52,9 +53,11 @@ TOP = {
     "cli": set(),
     "__main__": set(),
     "__init__": set(),
-} | {name: {"torch"} for name in LAYERS[1]}
+    "download": set(),
+} | {name: {"torch"} for name in LAYERS[1] - {"download"}}
 INSIDE = {
     "network": {"kornia", "timm"},
+    "degradation": {"kornia", "PIL", "numpy"},
     "image_io": {"PIL"},
     "checkpoint": {"torch", "safetensors"},
     "inference": {"PIL"},
