@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import glob
+import hashlib
+import json
 import shutil
 import time
 from collections import defaultdict
@@ -85,8 +87,8 @@ class Options:
         lossless: For WebP and AVIF: keep every pixel.
         metadata: Keep what the input carries, or strip all but the colour profile.
         background: RGB, 0 to 255, under transparent pixels where the format has no alpha.
-        existing: What to do where the target exists: refuse, overwrite it, or skip if it is newer than its input and
-            has the announced size.
+        existing: What to do where the target exists: refuse, overwrite it, or skip if it is complete and was made of
+            the same input with the same settings.
         max_pixels: Largest input that is read, pixels.
     """
 
@@ -99,6 +101,17 @@ class Options:
     background: tuple[int, int, int] = (255, 255, 255)
     existing: Literal["refuse", "overwrite", "skip"] = "refuse"
     max_pixels: int = image_io.MAX_PIXELS
+
+    def recipe(self, format: OutputFormat, size: tuple[int, int]) -> dict[str, object]:
+        """What decides the written file besides the pixels that are computed."""
+        return {
+            "format": format,
+            "size": size,
+            "quality": self.quality,
+            "lossless": self.lossless,
+            "metadata": self.metadata,
+            "background": self.background,
+        }
 
 
 @dataclass(frozen=True)
@@ -238,12 +251,11 @@ def upscale_files(
     waiting: list[Future[Result | Failure]] = []
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
         steps = iter(jobs)
-        ahead = [(job, reader.submit(_read, job, options, upscaler.scale)) for job in _take(steps)]
+        ahead = [(job, reader.submit(_read, job, options, upscaler)) for job in _take(steps)]
         while ahead:
             job, future = ahead.pop()
             ahead = [
-                (next_, reader.submit(_read, next_, options, upscaler.scale))
-                for next_ in _take(steps)
+                (next_, reader.submit(_read, next_, options, upscaler)) for next_ in _take(steps)
             ]
             start = time.perf_counter()
             with ExitStack() as stack:
@@ -303,6 +315,7 @@ class _Read:
     format: OutputFormat
     header: Header
     size: tuple[int, int]
+    recipe: str
     picture: Picture | None
 
 
@@ -312,28 +325,31 @@ class _Computed:
 
     result: Result
     format: OutputFormat
-    picture_format: str
+    recipe: str
     metadata: image_io.Metadata
     canvas: Canvas
 
 
-def _read(job: Job, options: Options, scale: int) -> _Read | Result | Failure:
+def _read(job: Job, options: Options, upscaler: Upscaler) -> _Read | Result | Failure:
     """Checks everything that can be checked before computing; decodes small images."""
     try:
         format = _format(job.source, job.target, options)
         header = image_io.read_header(job.source, options.max_pixels)
         try:
-            size = options.size.of(header.width, header.height, scale)
+            size = options.size.of(header.width, header.height, upscaler.scale)
             image_io.check_target(format, *size)
         except ImageError as error:
             raise ImageError(f"{job.source}: {error}") from error
+        recipe = _recipe(job.source, options.recipe(format, size) | upscaler.recipe)
         if job.target.exists():
             if job.target.samefile(job.source):
                 raise ImageError(
                     f"{job.target}: the result would replace its own input; give another -o"
                 )
-            if options.existing == "skip" and _is_finished(job, format, size):
-                return Result(job, *size, 0.0, skipped=True)
+            if options.existing == "skip":
+                notes = _finished(job, format, size, recipe)
+                if notes is not None:
+                    return Result(job, *size, 0.0, notes, skipped=True)
             if options.existing == "refuse":
                 raise ImageError(
                     f"{job.target}: exists already; use --overwrite, --skip-existing or another -o"
@@ -349,7 +365,7 @@ def _read(job: Job, options: Options, scale: int) -> _Read | Result | Failure:
             )
         small = header.width * header.height <= _READ_AHEAD
         picture = image_io.read(job.source, options.max_pixels) if small else None
-        return _Read(format, header, size, picture)
+        return _Read(format, header, size, recipe, picture)
     except (ImageError, OSError, MemoryError) as error:
         return Failure(job, _as_image_error(job, error))
 
@@ -388,7 +404,7 @@ def _compute(
     seconds = time.perf_counter() - start
     metadata = picture.metadata if options.metadata == "keep" else picture.metadata.only_icc()
     result = Result(job, *read.size, seconds, tuple(notes))
-    return _Computed(result, read.format, picture.format, metadata, canvas)
+    return _Computed(result, read.format, read.recipe, metadata, canvas)
 
 
 def _write(computed: _Computed, options: Options, stack: ExitStack) -> Result | Failure:
@@ -403,6 +419,7 @@ def _write(computed: _Computed, options: Options, stack: ExitStack) -> Result | 
                 computed.metadata,
                 options.quality,
                 options.lossless,
+                computed.recipe,
             )
         except (ImageError, OSError, MemoryError) as error:
             return Failure(result.job, _as_image_error(result.job, error))
@@ -426,18 +443,29 @@ def _take(steps: Iterator[Job]) -> list[Job]:
     return [job for job in [next(steps, None)] if job is not None]
 
 
-def _is_finished(job: Job, format: OutputFormat, size: tuple[int, int]) -> bool:
-    """Whether the target is newer than its source and what this run would write.
+def _recipe(source: Path, settings: dict[str, object]) -> str:
+    """A name for the content of a file together with settings."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    with source.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()[:32]
 
-    Half-written files never stand under a final name, so the size tells changed settings.
-    """
-    if job.target.stat().st_mtime < job.source.stat().st_mtime:
-        return False
-    try:
-        header = image_io.read_header(job.target, 2**40)
-    except ImageError:
-        return False
-    return (header.width, header.height) == size and header.format == format
+
+def _finished(
+    job: Job, format: OutputFormat, size: tuple[int, int], recipe: str
+) -> tuple[str, ...] | None:
+    """Notes on why a target need not be made again; None if it must be."""
+    match image_io.recipe_state(job.target, recipe):
+        case "same":
+            return ()
+        case "none" if job.target.stat().st_mtime >= job.source.stat().st_mtime:
+            header = image_io.read_header(job.target, 2**40)
+            if (header.width, header.height, header.format) == (*size, format):
+                return (
+                    "its settings are unknown, since srnet did not write it or its metadata is gone",
+                )
+    return None
 
 
 def _format(source: Path, target: Path | None, options: Options) -> OutputFormat:

@@ -2,14 +2,17 @@
 
 libvips (through pyvips) does the decoding and encoding: unlike Pillow it keeps 16 bit, writes from a file of raw
 pixels without holding the image in memory, and refuses damaged files instead of filling in grey. Only BMP, which
-libvips lacks, goes through Pillow. The format is taken from the first bytes of a file, never from its suffix.
+libvips lacks, is read by Pillow and written here, row by row. The format is taken from the first bytes of a file,
+never from its suffix.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import secrets
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,9 +58,10 @@ _LOADERS = {
 _MAX_SIDE = {"jpeg": 65535, "webp": 16383, "avif": 16384, "gif": 65535, "bmp": 65535}
 _DEEP = {"png": 16, "tiff": 32, "avif": 12}  # bits a channel where a format has more than 8
 _NO_ALPHA = {"jpeg", "bmp"}
-_KEPT = ("exif-", "xmp-data", "iptc-data", "icc-profile-data", "png-comment-")
+_KEPT = ("exif-", "xmp-data", "iptc-data", "icc-profile-data", "png-comment-", "image-description")
 _KINDS = {"uint8": "uchar", "uint16": "ushort", "float32": "float"}
 _PARTIAL = ".srnet-part"
+_STAMP = "srnet recipe "
 
 
 @dataclass(frozen=True)
@@ -313,6 +317,10 @@ def check_target(format: OutputFormat, width: int, height: int) -> None:
         raise ImageError(
             f"{width} x {height} is over the {format} limit of {limit} pixels a side; use --format png or tiff"
         )
+    if format == "bmp" and width * height * 3 >= 2**32 - 2**20:
+        raise ImageError(
+            f"{width} x {height} is over the bmp limit of 4 GB a file; use --format png or tiff"
+        )
 
 
 def fit_format(pixels: Pixels, format: OutputFormat, background: tuple[int, int, int]) -> Pixels:
@@ -478,6 +486,7 @@ def write(
     metadata: Metadata | None = None,
     quality: int | None = None,
     lossless: bool = False,
+    recipe: str | None = None,
 ) -> None:
     """Encodes an image to a file, which appears under its name only when it is complete.
 
@@ -488,6 +497,7 @@ def write(
         metadata: What to write beside the pixels.
         quality: 1 to 100 for JPEG, WebP and AVIF; None takes 95 for JPEG and 90 for the others.
         lossless: For WebP and AVIF: keep every pixel.
+        recipe: Written into the file as the software that made it, for `recipe_state` to find.
 
     Raises:
         ImageError: If the file cannot be written.
@@ -508,19 +518,65 @@ def write(
         image.set_type(pyvips.GValue.blob_type, "jpeg-thumbnail-data", b"")  # drops the thumbnail
     # without it libvips takes the orientation from the EXIF block, and the pixels would be turned twice
     image.set_type(pyvips.GValue.gint_type, "orientation", 1)
+    stamp = None if recipe is None else _STAMP + recipe
+    if stamp is not None:
+        # the EXIF tag Software; libvips writes no EXIF into TIFF
+        field = "exif-ifd0-Software"
+        if format == "tiff":
+            field = "image-description"
+            said = image.get(field) if image.get_typeof(field) else ""
+            stamp = "\n".join([*(x for x in said.splitlines() if _STAMP not in x), stamp])
+        image.set_type(pyvips.GValue.gstr_type, field, stamp)
     try:
         with atomic_output(path) as partial:
             if format == "bmp":
-                _write_bmp(partial, image, metadata)
+                _write_bmp(partial, image, metadata, stamp)
             else:
                 target = pyvips.Target.new_to_file(str(partial))
                 saver = "heifsave" if format == "avif" else f"{format}save"
                 options = _save_options(image, format, quality, lossless)
                 getattr(image, f"{saver}_target")(target, **options)
+                if format == "gif" and stamp is not None:
+                    _add_gif_comment(partial, stamp)
     except pyvips.Error as error:
         raise ImageError(f"{path}: cannot be written ({_reason(error)})") from error
     except OSError as error:
         raise ImageError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def recipe_state(path: Path, recipe: str) -> Literal["same", "other", "none", "damaged"]:
+    """Tells whether a file was written with this recipe.
+
+    Args:
+        path: Image file.
+        recipe: What `write` would be given.
+
+    Returns:
+        "same" or "other" for a complete file that `write` stamped, "none" for a complete file without a stamp,
+        "damaged" for what cannot be decoded to its end.
+    """
+    try:
+        kind = _known_format(path)
+        if kind == "bmp":
+            with _pillow(path) as picture:
+                picture.load()
+        else:
+            _open(path, kind).avg()  # decodes every pixel, keeps none
+    except (ImageError, pyvips.Error):
+        return "damaged"
+    # encoders place the stamp where they like, but none of them compresses it
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        if data.find((_STAMP + recipe).encode()) >= 0:
+            return "same"
+        return "other" if data.find(_STAMP.encode()) >= 0 else "none"
+
+
+def _add_gif_comment(path: Path, text: str) -> None:
+    """Puts a comment before the trailer of a GIF; libvips cannot."""
+    data = text.encode("ascii")
+    with path.open("rb+") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x21\xfe" + bytes([len(data)]) + data + b"\0\x3b")
 
 
 def _save_options(
@@ -664,8 +720,30 @@ def _read_bmp(path: Path, max_pixels: int) -> Picture:
     return Picture(pixels[..., None] if pixels.ndim == 2 else pixels, "bmp", Metadata(dpi=dpi))
 
 
-def _write_bmp(partial: Path, image: pyvips.Image, metadata: Metadata) -> None:
-    from PIL import Image
-
-    pixels = np.asarray(image.numpy(), dtype=np.uint8)
-    Image.fromarray(pixels).save(partial, format="BMP", dpi=metadata.dpi or (96, 96))
+def _write_bmp(partial: Path, image: pyvips.Image, metadata: Metadata, stamp: str | None) -> None:
+    """Writes 8-bit grey or RGB strip by strip; the rows of a BMP stand bottom up."""
+    width, height, bands = image.width, image.height, image.bands
+    stride = -(-width * bands // 4) * 4
+    palette = bytes(value for i in range(256) for value in (i, i, i, 0)) if bands == 1 else b""
+    start, size = 54 + len(palette), stride * height
+    per_metre = [round(dpi / 0.0254) for dpi in metadata.dpi or (96, 96)]
+    colours = len(palette) // 4
+    header = struct.pack("<2sIHHI", b"BM", start + size, 0, 0, start)
+    header += struct.pack(
+        "<IiiHHIIiiII", 40, width, height, 1, 8 * bands, 0, size, *per_metre, colours, 0
+    )
+    rows = max(2**22 // stride, 1)
+    region = pyvips.Region.new(image)
+    with partial.open("wb") as file:
+        file.write(header + palette)
+        for top in range(0, height, rows):
+            count = min(rows, height - top)
+            strip = np.frombuffer(region.fetch(0, top, width, count), np.uint8)
+            padded = np.zeros((count, stride), np.uint8)
+            padded[:, : width * bands] = strip.reshape(count, width, bands)[::-1, :, ::-1].reshape(
+                count, -1
+            )
+            file.seek(start + stride * (height - top - count))
+            file.write(padded.data)
+        file.seek(0, os.SEEK_END)
+        file.write((stamp or "").encode("ascii"))  # readers stop at the size in the header

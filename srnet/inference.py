@@ -9,11 +9,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -136,6 +138,22 @@ class Upscaler:
         if isinstance(image, np.ndarray):
             return self._array(image, progress)
         return self._pillow(image, progress)
+
+    @cached_property
+    def recipe(self) -> dict[str, object]:
+        """What decides the pixels besides the input; not the tile size, which follows the free memory."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.network.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(
+                value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
+            )
+        return {
+            "weights": digest.hexdigest(),
+            "overlap": self.overlap,
+            "precision": [self.precision, self._deep_precision],
+            "self_ensemble": self.self_ensemble,
+        }
 
     def bands(
         self, pixels: Pixels, progress: Progress | None = None

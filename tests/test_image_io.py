@@ -325,3 +325,23 @@ def test_damaged_files_are_read_or_refused_in_one_line(tmp_path, format):
             messages.append(str(error))
     assert len(messages) >= 5
     assert not any("\n" in message for message in messages)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [(1, 1), (5, 7), (300, 1501)])
+def test_bmp_is_written_in_strips_as_pillow_reads_it(tmp_path, channels, size):
+    pixels = noise(*size, channels)
+    image_io.write(tmp_path / "a.bmp", pixels, "bmp", image_io.Metadata(dpi=(300, 300)), recipe="x")
+    with Image.open(tmp_path / "a.bmp") as image:
+        assert image.mode == {1: "L", 3: "RGB"}[channels]
+        assert (np.asarray(image).reshape(pixels.shape) == pixels).all()
+        assert image.info["dpi"] == pytest.approx((300, 300), abs=0.02)
+
+
+def test_a_description_in_tiff_stays_and_the_recipe_is_replaced(tmp_path):
+    Image.new("L", (4, 4)).save(tmp_path / "a.tif", description="my scan")
+    for recipe in ("one", "two"):
+        picture = image_io.read(tmp_path / "a.tif")
+        image_io.write(tmp_path / "a.tif", picture.pixels, "tiff", picture.metadata, recipe=recipe)
+    with Image.open(tmp_path / "a.tif") as image:
+        assert image.tag_v2[270] == "my scan\nsrnet recipe two"

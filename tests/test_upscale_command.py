@@ -17,8 +17,8 @@ from srnet.config import NetworkConfig
 from srnet.network import SRNet
 
 
-def save_network(path, scale):
-    torch.manual_seed(0)
+def save_network(path, scale, seed=0):
+    torch.manual_seed(seed)
     network = SRNet(
         NetworkConfig(
             scale=scale, embed_dim=12, num_blocks=1, convs_per_block=1, attention_blocks=()
@@ -247,25 +247,61 @@ def test_an_existing_result_is_not_replaced_unless_asked(upscale, picture, tmp_p
         assert image.size == (40, 32)
 
 
-def test_skip_existing_knows_finished_from_broken_changed_and_older(upscale, picture, tmp_path):
+def test_skip_existing_knows_finished_from_broken_and_changed(upscale, picture, tmp_path):
     source = picture("a.png")
     result = tmp_path / "a_x2.png"
-    assert upscale("a.png", "--skip-existing")[1] == "a_x2.png\n"
+    assert upscale("a.png")[1] == "a_x2.png\n"
     finished = result.read_bytes()
+    os.utime(source, (2e9, 2e9))  # touched, not changed
     code, out, err = upscale("a.png", "--skip-existing")
     assert (code, out) == (0, "")
-    assert "skipped" in err
-    result.write_bytes(finished[:20])
+    assert "skipped, a_x2.png is finished\n" in err
+    for part in (20, len(finished) // 2):
+        result.write_bytes(finished[:part])
+        assert upscale("a.png", "--skip-existing")[1] == "a_x2.png\n"
+        assert result.read_bytes() == finished
+    changed = np.array(Image.open(source))
+    changed[3, 3] ^= 1
+    Image.fromarray(changed).save(source)
+    os.utime(source, (1e9, 1e9))  # older than its result, as copies that keep their time are
     assert upscale("a.png", "--skip-existing")[1] == "a_x2.png\n"
-    assert result.read_bytes() == finished
-    os.utime(source, (2e9, 2e9))
+    assert upscale("a.png", "--skip-existing")[1] == ""
+
+
+@pytest.mark.parametrize("format", ["png", "jpg", "webp", "tiff", "avif", "gif", "bmp"])
+def test_skip_existing_notices_changed_settings_in_every_format(upscale, picture, tmp_path, format):
+    picture("a.png", mode="RGBA")
+    to = ("-o", f"b.{format}", "--skip-existing")
+    other = save_network(tmp_path / "other.safetensors", 2, seed=1)
+    settings = [
+        (),
+        ("-n", other),
+        ("--metadata", "strip"),
+        ("--quality", "60"),
+        ("--lossless",),
+        ("--background", "102030"),
+        ("--overlap", "3"),
+        ("-x",),
+        ("--precision", "bf16"),
+        ("-s", "1.5"),
+    ]
+    for words in settings[: None if format == "png" else 4]:
+        model = None if "-n" in words else 2
+        assert upscale("a.png", *to, *words, model=model)[1] == f"b.{format}\n", words
+        assert upscale("a.png", *to, *words, "-t", "8", model=model)[1] == "", words
+
+
+def test_skip_existing_says_where_the_settings_are_unknown(upscale, picture, tmp_path):
+    picture("a.png")
+    upscale("a.png")
+    with Image.open(tmp_path / "a_x2.png") as image:
+        pixels = np.asarray(image)
+    Image.fromarray(pixels).save(tmp_path / "a_x2.png")
+    code, out, err = upscale("a.png", "--skip-existing")
+    assert (code, out) == (0, "")
+    assert "settings are unknown" in err
+    Image.fromarray(pixels[:-1]).save(tmp_path / "a_x2.png")
     assert upscale("a.png", "--skip-existing")[1] == "a_x2.png\n"
-    os.utime(source, (1e9, 1e9))
-    picture("a.png", (22, 16))
-    os.utime(source, (1e9, 1e9))
-    assert upscale("a.png", "--skip-existing")[1] == "a_x2.png\n"
-    with Image.open(result) as image:
-        assert image.size == (44, 32)
 
 
 def test_the_input_is_never_replaced(upscale, picture, tmp_path):

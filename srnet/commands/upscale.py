@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     existing.add_argument(
         "--skip-existing",
         action="store_true",
-        help="leave out inputs whose result exists, is newer and has the right size",
+        help="leave out inputs whose complete result exists, of the same content and settings",
     )
 
     compute = parser.add_argument_group("computing")
@@ -255,9 +255,10 @@ def run(args: argparse.Namespace) -> int:
         }
         if outcome.skipped:
             skipped += 1
-            print(f"srnet: {source}: skipped, {target.name} is finished", file=sys.stderr)
+            why = "; ".join([f"{target.name} is finished", *outcome.notes])
+            print(f"srnet: {source}: skipped, {why}", file=sys.stderr)
             if args.json:
-                print(json.dumps(row | {"skipped": True}), flush=True)
+                print(json.dumps(row | {"skipped": True, "notes": list(outcome.notes)}), flush=True)
             continue
         done += 1
         for note in outcome.notes:
