@@ -19,3 +19,7 @@ class DataError(SRNetError):
 
 class ImageError(SRNetError):
     """One image cannot be read, processed or written."""
+
+
+class DownloadError(SRNetError):
+    """A file cannot be fetched, or what came is not it."""
