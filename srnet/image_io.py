@@ -211,7 +211,7 @@ def read_header(path: Path, max_pixels: int = MAX_PIXELS) -> Header:
     else:
         image = _open(path, kind)
         width, height = image.width, image.height
-        frames, turned = _frames(image), _orientation(image) >= 5
+        frames, turned = _frames(path, kind, image), _orientation(image) >= 5
     _check_pixels(path, width, height, max_pixels)
     return Header(kind, height if turned else width, width if turned else height, frames)
 
@@ -239,7 +239,7 @@ def read(path: Path, max_pixels: int = MAX_PIXELS) -> Picture:
     _check_pixels(path, image.width, image.height, max_pixels)
     metadata = _metadata(image)
     orientation = _orientation(image)
-    frames = _frames(image)
+    frames = _frames(path, kind, image)
     try:
         converted = _to_rgb(image)
         if converted.bands > 4 or converted.format not in ("uchar", "ushort", "float", "double"):
@@ -661,8 +661,20 @@ def _field(image: pyvips.Image, name: str, default: int) -> int:
     return int(image.get(name)) if image.get_typeof(name) else default
 
 
-def _frames(image: pyvips.Image) -> int:
-    return _field(image, "n-pages", 1)
+def _frames(path: Path, kind: str, image: pyvips.Image) -> int:
+    return _apng_frames(path) if kind == "png" else _field(image, "n-pages", 1)
+
+
+def _apng_frames(path: Path) -> int:
+    """Frames of an animated PNG, of which libvips sees only the first: its acTL chunk stands before the pixels."""
+    with path.open("rb") as file:
+        file.seek(8)
+        while len(head := file.read(8)) == 8 and head[4:] != b"IDAT":
+            length = int.from_bytes(head[:4], "big")
+            if head[4:] == b"acTL" and length == 8:
+                return int.from_bytes(file.read(4), "big")
+            file.seek(length + 4, os.SEEK_CUR)
+    return 1
 
 
 def _orientation(image: pyvips.Image) -> int:

@@ -297,3 +297,25 @@ def test_tile_is_bounded_by_free_memory(monkeypatch):
     assert Upscaler(network, device="cpu").tile == 256
     monkeypatch.setattr("srnet.inference.free_memory", lambda device: 20_000_000)
     assert 32 <= Upscaler(network, device="cpu").tile < 128
+
+
+@pytest.mark.parametrize(("native", "used"), [(False, "fp32"), (True, "bf16")])
+def test_auto_precision_on_a_cpu_is_what_it_computes_natively_and_never_half(
+    network, monkeypatch, native, used
+):
+    monkeypatch.setattr("srnet.device.has_native_bf16", lambda device_type: native)
+    assert Upscaler(network, device="cpu").precision == used
+    dtypes = set()
+
+    def hook(lr):
+        dtypes.add(
+            torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else lr.dtype
+        )
+
+    Upscaler(Stub(hook), device="cpu")(np.zeros((4, 4, 3), np.uint8))
+    assert dtypes == {torch.bfloat16 if native else torch.float32}
+
+
+def test_nothing_is_compiled_unasked(network, monkeypatch):
+    monkeypatch.setattr(torch, "compile", None)
+    Upscaler(network)(np.zeros((4, 4, 3), np.uint8))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from srnet.checkpoint import save_checkpoint, shipped_models
 from srnet.cli import main
@@ -513,12 +514,102 @@ def test_options_reach_the_file(upscale, picture, tmp_path):
     assert upscale("a.jpg", "--suffix", "_big")[1] == "a_big.jpg\n"
 
 
-def test_an_animation_says_that_one_frame_is_left(upscale, tmp_path):
+@pytest.mark.parametrize("format", ["gif", "webp", "png"])
+def test_an_animation_says_that_one_frame_is_left(upscale, tmp_path, format):
     frames = [Image.new("RGB", (12, 9), colour) for colour in ("red", "green", "blue")]
-    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:], duration=80)
-    code, _, err = upscale("a.gif")
+    name = f"a.{format}"
+    frames[0].save(tmp_path / name, save_all=True, append_images=frames[1:], duration=80)
+    code, _, err = upscale(name)
     assert code == 0
     assert "first of 3 frames" in err
+
+
+def test_the_guard_against_huge_inputs_is_an_option_and_spares_the_result(
+    upscale, picture, tmp_path
+):
+    picture("a.png", (40, 40))
+    code, _, err = upscale("a.png", "--max-pixels", "1599")
+    assert code == 2
+    assert "40 x 40" in err
+    assert "--max-pixels" in err
+    assert upscale("a.png", "--max-pixels", "1600")[0] == 0  # the result has 6400
+
+
+def test_nothing_is_computed_for_a_result_that_cannot_be_written(upscale, tmp_path, monkeypatch):
+    Image.new("L", (8200, 2)).save(tmp_path / "a.png")
+    monkeypatch.setattr("srnet.inference.Upscaler.bands", None)
+    for words in (["-f", "webp"], ["-o", "a.png", "--overwrite"], ["--max-side", "99999"]):
+        code, _, err = upscale("a.png", *words)
+        assert (code, err.count("\n")) == (2, 1)
+
+
+def test_jpeg_is_written_with_quality_95_and_full_colour_unless_asked(upscale, picture, tmp_path):
+    picture("a.png")
+    upscale("a.png", "-o", "a.jpg")
+    upscale("a.png", "-o", "b.jpg", "--quality", "95")
+    with Image.open(tmp_path / "a.jpg") as a, Image.open(tmp_path / "b.jpg") as b:
+        assert a.quantization == b.quantization
+        assert a.quantization[0][0] <= 2
+        assert [layer[1:3] for layer in a.layer] == [(1, 1)] * 3
+
+
+def test_text_of_png_survives(upscale, tmp_path):
+    text = PngInfo()
+    text.add_text("Title", "a view")
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png", pnginfo=text)
+    upscale("a.png")
+    upscale("a.png", "-o", "b.png", "--metadata", "strip")
+    with Image.open(tmp_path / "a_x2.png") as kept, Image.open(tmp_path / "b.png") as stripped:
+        assert kept.text["Title"] == "a view"
+        assert "Title" not in stripped.text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-t", "8", "--overlap", "0"],
+        ["--precision", "bf16"],
+        ["-x"],
+        ["--lossless", "-f", "webp"],
+        ["--quality", "30", "-f", "avif"],
+        ["--background", "00ff00", "-f", "jpg"],
+        ["--metadata", "strip"],
+        ["-s", "1.5"],
+    ],
+)
+@pytest.mark.parametrize("folder", [False, True])
+def test_every_option_changes_the_result_of_files_and_of_folders(
+    upscale, tmp_path, photo, words, folder
+):
+    exif = Image.Exif()
+    exif[0x013B] = "Ada"
+    (tmp_path / "in").mkdir()
+    image = Image.fromarray(photo("coffee")[100:124, 200:230])
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    image.save(tmp_path / "in" / "a.png", exif=exif)
+    source = "in" if folder else "in/a.png"
+    format = words[-2:] if "-f" in words else []
+    assert upscale(source, "-o", "plain/", *format)[0] == 0
+    assert upscale(source, "-o", "other/", *words)[0] == 0
+    (plain,) = (tmp_path / "plain").iterdir()
+    (other,) = (tmp_path / "other").iterdir()
+    with Image.open(plain) as a, Image.open(other) as b:
+        same = a.size == b.size and np.array_equal(np.asarray(a), np.asarray(b))
+        assert not same or a.getexif().get(0x013B) != b.getexif().get(0x013B)
+
+
+def test_a_small_overlap_is_warned_about(upscale, picture):
+    picture("a.png")
+    assert "overlap 3 is below 16" in upscale("a.png", "-t", "8", "--overlap", "3")[2]
+    assert "below" not in upscale("a.png", "-t", "8", "--overwrite")[2]
+
+
+def test_the_tile_that_is_used_is_told(upscale, picture, tmp_path):
+    picture("a.png", (40, 24))
+    for asked, used in (("64", 64), ("30", 30), ("1", 1), ("0", 0)):
+        _, out, err = upscale("a.png", "-t", asked, "--json", "--overwrite")
+        assert json.loads(out)["tile"] == used
+        assert f"tile {used or 'whole image'}" in err
 
 
 def test_a_large_result_is_streamed_and_equal(upscale, picture, tmp_path, monkeypatch):

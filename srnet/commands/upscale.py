@@ -302,7 +302,7 @@ def _check_size(args: argparse.Namespace) -> None:
 def _load(args: argparse.Namespace) -> tuple[Upscaler, str]:
     """Loads the model: the one asked for, else the smallest shipped one that reaches the size."""
     from srnet.checkpoint import default_model, load_checkpoint, shipped_models
-    from srnet.inference import Upscaler
+    from srnet.inference import DEFAULT_OVERLAP, Upscaler
 
     if args.model is not None:
         # a whole factor that models exist for must be this model's own; anything else is resampled
@@ -326,6 +326,11 @@ def _load(args: argparse.Namespace) -> tuple[Upscaler, str]:
         overlap=args.overlap,
         self_ensemble=args.self_ensemble,
     )
+    if upscaler.tile and upscaler.overlap < DEFAULT_OVERLAP:
+        print(
+            f"srnet: warning: overlap {upscaler.overlap} is below {DEFAULT_OVERLAP}, seams between tiles may show",
+            file=sys.stderr,
+        )
     return upscaler, checkpoint.name
 
 
