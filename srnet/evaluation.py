@@ -16,6 +16,7 @@ from torch import Tensor
 
 from srnet import __version__
 from srnet.datasets import Pair, read_pair
+from srnet.degradation import compress, fixed_quality
 from srnet.device import Precision
 from srnet.inference import Upscaler
 from srnet.metrics import psnr_y, ssim_y
@@ -84,6 +85,7 @@ def evaluate(
     sha256: str | None = None,
     device: str = "auto",
     precision: Precision | Literal["auto"] = "fp32",
+    jpeg: tuple[int, int] | None = None,
     progress: Callable[[int, int], None] | None = None,
     keep: Callable[[str, Tensor], None] | None = None,
 ) -> Report:
@@ -98,6 +100,7 @@ def evaluate(
         sha256: Hash of the checkpoint for the report.
         device: "auto", "cpu", "cuda", "cuda:1" or "mps".
         precision: "fp32", "bf16", "fp16" or "auto".
+        jpeg: Lowest and highest quality of the JPEG that each LR image becomes first, fixed by its name; None for none.
         progress: Called with images done and their total.
         keep: Called with each image's name and result (1, 3, H, W), float32, not clamped.
 
@@ -115,6 +118,8 @@ def evaluate(
     rows = []
     for done, pair in enumerate(pairs):
         lr, hr = (_tensor(pixels) for pixels in read_pair(pair, scale))
+        if jpeg is not None:
+            lr = compress(lr[0], fixed_quality(pair.name, jpeg))[None]
         true = hr.float() / 255
         bicubic = upscale(lr, scale).float() / 255
         sr = bicubic if upscaler is None else upscaler.upscale(lr.float() / 255)
@@ -133,7 +138,8 @@ def evaluate(
         "data": data,
         "images": len(rows),
         "scale": scale,
-        "lr": f"{published} from files, {len(rows) - published} made from HR",
+        "lr": f"{published} from files, {len(rows) - published} made from HR"
+        + (f"; then JPEG of quality {jpeg[0]} to {jpeg[1]} by the image's name" if jpeg else ""),
         "kernel": "MATLAB imresize bicubic, a = -0.5, antialiased, rounded to 8 bits after each pass",
         "channel": "Y of BT.601 studio range, of the 8-bit rounded result; grey images as RGB",
         "crop_border": scale,

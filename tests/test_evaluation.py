@@ -129,3 +129,28 @@ def test_bicubic_on_set5(shared_data, scale: int) -> None:
     assert np.mean(luma_alone) == pytest.approx(PUBLISHED_BICUBIC[scale], abs=0.005)
     report = evaluate(None, pairs, scale, model="bicubic", data="Set5")
     assert report.mean.psnr_y == pytest.approx(PUBLISHED_BICUBIC[scale], abs=0.02)
+
+
+def test_jpeg_is_measured_on_the_files_that_training_validates_on(
+    folder, checkpoint, capsys
+) -> None:
+    from srnet.training.datamodule import WholeImages
+
+    assert main(["eval", str(checkpoint), "--data", str(folder), "--jpeg", "40-80"]) == 0
+    out = capsys.readouterr().out
+    assert "then JPEG of quality 40 to 80" in out
+    scores = []
+    for lr, hr in WholeImages(find_pairs(folder, 2), 2, (40, 80)):
+        bicubic = imresize(lr[None], hr.shape[1:]).float() / 255
+        scores.append(psnr_y(bicubic, hr[None].float() / 255, 2).item())
+    assert f"{np.mean(scores):.2f}" in out.split("mean", 1)[1].splitlines()[0]
+    clean = evaluate(None, find_pairs(folder, 2), 2, model="bicubic", data="photos").mean.psnr_y
+    assert np.mean(scores) < clean - 0.3
+
+
+@pytest.mark.parametrize("text", ["80-40", "0-50", "fine", "40-101"])
+def test_impossible_jpeg_qualities_are_refused(folder, text, capsys) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["eval", "bicubic", "--scale", "2", "--data", str(folder), "--jpeg", text])
+    assert caught.value.code == 2
+    assert "e.g. 40-80" in capsys.readouterr().err

@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scale", type=int, choices=(2, 3, 4), help="default: the checkpoint's")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here, too")
     parser.add_argument("--save", type=Path, metavar="DIR", help="write the results as PNG here")
+    parser.add_argument(
+        "--jpeg",
+        type=_qualities,
+        metavar="LOW-HIGH",
+        help="compress each LR image first, with a quality of this range that its name fixes, e.g. 40-80",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     parser.add_argument("--precision", default="fp32", choices=("fp32", "bf16", "fp16", "auto"))
     parser.add_argument(
@@ -84,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         sha256=sha256,
         device=args.device,
         precision=args.precision,
+        jpeg=args.jpeg,
         progress=progress,
         keep=keep if args.save else None,
     )
@@ -93,3 +100,17 @@ def run(args: argparse.Namespace) -> int:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(text, encoding="utf-8")
     return 0
+
+
+def _qualities(text: str) -> tuple[int, int]:
+    """Reads the value of --jpeg: 40-80, or 60 for one quality."""
+    low, _, high = text.partition("-")
+    try:
+        limits = int(low), int(high or low)
+    except ValueError:
+        limits = 0, 0
+    if not 1 <= limits[0] <= limits[1] <= 100:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no range of JPEG qualities; use two numbers from 1 to 100, e.g. 40-80"
+        )
+    return limits
