@@ -23,6 +23,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+# Without autograd, which keeps everything anyway, a CPU takes this many groups at a time: their scores stay in the
+# cache between the steps that make and use them. A GPU wants few large kernels.
+_GROUPS_AT_ONCE = 32
+
 
 def alibi_slopes(num_heads: int) -> tuple[float, ...]:
     """Geometric slopes 2^(-8 h / num_heads), h = 1 .. num_heads.
@@ -84,7 +88,12 @@ def predict_relevance(
     mean_q = F.avg_pool2d(pq, g, ceil_mode=True, count_include_pad=False) if g > 1 else pq
     keys = F.pad(pk, (margin, margin + right, margin, margin + below))
     windows = keys.unfold(2, r, g).unfold(3, r, g)  # (B, P, Y, X, r, r), a view
-    score = torch.einsum("bpyx,bpyxij->byxij", mean_q, windows) / math.sqrt(P)
+    # row by row: all candidates of all groups at once would be a copy (r / g)^2 times the size of the map
+    rows = [
+        torch.einsum("bpx,bpxij->bxij", q, window)
+        for q, window in zip(mean_q.unbind(2), windows.unbind(2), strict=True)
+    ]
+    score = torch.stack(rows, dim=1) / math.sqrt(P)
     score = score - slope * _distance_to_centre(r, pk.device, score.dtype)
     score = score.masked_fill(_outside(height, width, g, r, pk.device), -math.inf)
     return score.flatten(3)  # (B, Y, X, M)
@@ -181,21 +190,32 @@ def sparse_attention(
     g, N, H = group_size, group_size * group_size, len(slopes)
     G, D = B * Y * X, C // H
 
-    flat = pixel_index(index, height, width, g, region_size).flatten()
-    keys_values = kv.reshape(B * height * width, 2 * C).index_select(0, flat)
-    k_GHKD, v_GHKD = keys_values.view(G, K, 2, H, D).permute(2, 0, 3, 1, 4).unbind(0)
-
     q = F.pad(q, (0, 0, 0, X * g - width, 0, Y * g - height))
-    q_GHND = q.view(B, Y, g, X, g, H, D).permute(0, 1, 3, 5, 2, 4, 6).reshape(G, H, N, D)
+    q_GNHD = q.view(B, Y, g, X, g, C).transpose(2, 3).reshape(G, N, H, D)
+    rows_2HD = kv.reshape(B * height * width, 2, H, D)
+    flat = pixel_index(index, height, width, g, region_size).view(G * K)
 
-    distance_GNK = query_distance(index.view(G, K), g, region_size, relevance.dtype)
-    kept_G1K = relevance.view(G, 1, K)
-    bias_GHNK = torch.stack(
-        [torch.sub(kept_G1K, distance_GNK, alpha=slope) for slope in slopes], dim=1
-    )
+    small = q.device.type == "cpu" and not torch.is_grad_enabled()
+    groups = _GROUPS_AT_ONCE if small else G
+    parts: list[Tensor] = []
+    for some_q, some_flat, some_index, kept in zip(
+        torch.split(q_GNHD, groups),
+        torch.split(flat, groups * K),
+        torch.split(index.view(G, K), groups),
+        torch.split(relevance.view(G, 1, K), groups),
+        strict=True,
+    ):
+        k_GHKD, v_GHKD = (
+            rows_2HD.index_select(0, some_flat).view(-1, K, 2, H, D).permute(2, 0, 3, 1, 4)
+        )
+        distance_GNK = query_distance(some_index, g, region_size, relevance.dtype)
+        bias_GHNK = torch.stack(
+            [torch.sub(kept, distance_GNK, alpha=slope) for slope in slopes], dim=1
+        )
+        out_GHND = _attend(some_q.transpose(1, 2), k_GHKD, v_GHKD, bias_GHNK.to(q.dtype))
+        parts.append(out_GHND.transpose(1, 2).reshape(-1, N, C))
 
-    out = _attend(q_GHND, k_GHKD, v_GHKD, bias_GHNK.to(q.dtype))
-    out = out.view(B, Y, X, H, g, g, D).permute(0, 1, 4, 2, 5, 3, 6).reshape(B, Y * g, X * g, C)
+    out = torch.cat(parts).view(B, Y, X, g, g, C).transpose(2, 3).reshape(B, Y * g, X * g, C)
     return out[:, :height, :width]
 
 
