@@ -1,3 +1,6 @@
+from pathlib import Path
+
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -85,3 +88,21 @@ def test_wrong_options_exit_2(pairs, words):
     with pytest.raises(SystemExit) as caught:
         check(pairs, *words)
     assert caught.value.code == 2
+
+
+def test_preview_shows_lr_beside_hr(tmp_path, photo, capsys):
+    (tmp_path / "images").mkdir()
+    Image.fromarray(photo("coffee")).save(tmp_path / "images" / "a.png")
+    smoke = Path(__file__).parents[1] / "configs" / "smoke.yaml"
+    words = [str(smoke), f"data.train=[{tmp_path / 'images'}]", "data.validation={}"]
+    words += [f"data.cache_dir={tmp_path / 'cache'}", "data.patch_size=20", "data.degradation={}"]
+    target = tmp_path / "out" / "sheet.png"
+    assert main(["data", "preview", *words, "--patches", "5", "-o", str(target)]) == 0
+    assert capsys.readouterr().out.split() == [str(target)]
+    with Image.open(target) as image:
+        sheet = np.asarray(image)
+    assert sheet.shape == (2 * 44 + 4, 4 * 88 + 4, 3)
+    lr, hr = sheet[4:44:2, 4:44:2].astype(int), sheet[4:44, 44:84].astype(int)
+    assert (sheet[4:44, 4:44] == np.repeat(np.repeat(lr, 2, 0), 2, 1)).all()  # squares
+    shrunk = hr.reshape(20, 2, 20, 2, 3).mean((1, 3))
+    assert 0 < np.abs(lr - shrunk).mean() < 25  # the same place, spoilt

@@ -1,6 +1,7 @@
-"""`srnet data check`: list the images of a folder that training or evaluation could not use."""
+"""`srnet data`: check folders of images, see what a network is shown of them."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from srnet.errors import DataError
@@ -40,9 +41,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--quick", action="store_true", help="read only the headers: finds no damage inside a file"
     )
+    preview = actions.add_parser(
+        "preview",
+        help="write a contact sheet of what a network is shown in training",
+        description="Write a contact sheet of the first patches of a run: LR, its pixels as squares, beside HR.",
+        allow_abbrev=False,
+    )
+    preview.add_argument("config", metavar="CONFIG", help="YAML file of a run, see configs/")
+    preview.add_argument("overrides", nargs="*", metavar="key.path=value")
+    preview.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="PNG file (default: NAME_preview.png)"
+    )
+    preview.add_argument(
+        "--patches", type=_positive, default=16, metavar="N", help="patches shown (default: 16)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run one sub-command.
+
+    Returns:
+        0 when all is well, 1 when `check` found problems.
+
+    Raises:
+        SRNetError: A folder, a file or a setting is wrong.
+    """
+    return _preview(args) if args.action == "preview" else _check(args)
+
+
+def _preview(args: argparse.Namespace) -> int:
+    """Write the contact sheet."""
+    from srnet.config import load_config
+    from srnet.image_io import write
+
+    config = load_config(args.config, tuple(args.overrides))
+    path = args.output or Path(f"{config.name}_preview.png")
+
+    from srnet.training.preview import contact_sheet
+
+    def report(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    sheet = contact_sheet(config, args.patches, report)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(path, sheet.numpy(), "png")
+    print(path)
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
     """Check the folders and print a table of problems.
 
     Args:

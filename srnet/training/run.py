@@ -88,10 +88,21 @@ def initialise_from(network: SRNet, weights: dict[str, Tensor], source: str) -> 
     return fresh
 
 
-def _collect(
+def collect(
     config: RunConfig, report: Callable[[str], None]
 ) -> tuple[PackedPairs, dict[str, list[Pair]]]:
-    """Finds, checks and packs the data; every problem is told before training."""
+    """Finds, checks and packs the data; every problem is told before training.
+
+    Args:
+        config: The run.
+        report: Receives lines of text.
+
+    Returns:
+        The training images, and the pairs of each validation set.
+
+    Raises:
+        DataError: The data has problems; the message lists them.
+    """
     data, scale = config.data, config.network.scale
     crop = data.patch_size + (0 if data.degradation is None else MARGIN)
     pairs = find_pairs_in_roots(
@@ -220,7 +231,7 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
         )
         return RunResult(folder, done, None, {})
 
-    packed, validation = _collect(config, report)
+    packed, validation = collect(config, report)
     torch.manual_seed(config.trainer.seed)
     network = SRNet(config.network)
     if config.init_from is not None and not done:
