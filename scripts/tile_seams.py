@@ -16,7 +16,7 @@ import numpy as np
 from srnet.checkpoint import load_checkpoint
 from srnet.image_io import read_rgb8
 from srnet.inference import Upscaler
-from srnet.tiling import plan_tiles
+from srnet.tiling import Region, split, window_of
 
 
 def main() -> None:
@@ -69,8 +69,9 @@ def _levels(pixels: np.ndarray) -> np.ndarray:
 
 def _work(image: np.ndarray, tile: int, overlap: int, grid: int) -> float:
     height, width = image.shape[:2]
-    tiles = plan_tiles(height, width, tile, overlap, grid)
-    return sum(step.window.height * step.window.width for step in tiles) / (height * width)
+    cores = split(Region(0, height, 0, width), tile or max(height, width), grid)
+    windows = [window_of(core, height, width, overlap, grid) for core in cores]
+    return sum(window.height * window.width for window in windows) / (height * width)
 
 
 if __name__ == "__main__":

@@ -28,19 +28,6 @@ class Region:
         return self.right - self.left
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One step of a tiled run.
-
-    Attributes:
-        core: The part of the image whose result is kept.
-        window: The part the network sees: the core and its overlap, clipped at the image's border.
-    """
-
-    core: Region
-    window: Region
-
-
 def round_up(value: int, grid: int) -> int:
     """Smallest multiple of grid that is at least value."""
     return -(-value // grid) * grid
@@ -91,32 +78,3 @@ def split(region: Region, tile: int, grid: int) -> list[Region]:
         for top, bottom in pairwise(rows)
         for left, right in pairwise(columns)
     ]
-
-
-def plan_tiles(height: int, width: int, tile: int, overlap: int, grid: int) -> list[Tile]:
-    """Plans a tiled run, row by row from the top left.
-
-    Args:
-        height: Rows of the image, LR pixels, at least 1.
-        width: Columns of the image, LR pixels, at least 1.
-        tile: Largest side of a core, LR pixels, rounded up to the grid; 0 takes the whole image as one tile.
-        overlap: Least extension of a window beyond its core, LR pixels; the receptive field gives the exact result.
-        grid: Side of the network's query groups, LR pixels.
-
-    Returns:
-        Tiles whose cores cover every pixel once and whose windows start on the grid.
-
-    Raises:
-        ValueError: If a size is out of range.
-    """
-    if height < 1 or width < 1:
-        raise ValueError(
-            f"an image of {width} x {height} pixels has no tiles; both sides must be at least 1"
-        )
-    if tile < 0 or overlap < 0 or grid < 1:
-        raise ValueError(
-            f"tile {tile} and overlap {overlap} must be at least 0, grid {grid} at least 1"
-        )
-    whole = Region(0, height, 0, width)
-    cores = split(whole, tile or max(height, width), grid)
-    return [Tile(core, window_of(core, height, width, overlap, grid)) for core in cores]
