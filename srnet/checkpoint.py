@@ -1,10 +1,13 @@
-"""The checkpoint format, the shipped checkpoints, and the only place that reads or writes either.
+"""The checkpoint format, the registry of known checkpoints, and the only place that reads or writes either.
 
 A checkpoint is one ``.safetensors`` file: float32 contiguous EMA weights under the keys of the bare
 network, and string metadata ``format``, ``format_version``, ``config`` (JSON), ``metrics`` (JSON),
 ``data``, ``license``, ``commit``, ``kind``. Files that hold pickled Python objects (``.pth``, ``.ckpt``) can run
 code when they are opened and are refused. torch is imported inside the functions that need it, so
 that listing models stays fast.
+
+Some checkpoints travel inside the wheel, others are downloaded into a folder of the user's. Nothing
+here uses the network; ``srnet download`` does, when asked.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,14 +43,33 @@ _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format itself
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One shipped checkpoint, as listed in ``registry.json``; ``bytes`` is the file's size."""
+    """One known checkpoint, as listed in ``registry.json``.
+
+    Attributes:
+        name: What commands take.
+        file: File name, in the folder of shipped or of downloaded checkpoints.
+        bytes: Size of the file.
+        sha256: Its hash.
+        scale: Enlargement factor.
+        kind: What inputs it is for.
+        shipped: Whether it travels inside the wheel.
+        parameters: Number of weights.
+        psnr_y: Measured PSNR-Y in dB, by data set.
+        data: What it was trained on.
+        license: Licence of the weights.
+    """
 
     name: str
     file: str
     bytes: int
     sha256: str
-    url: str | None
     scale: int
+    kind: Kind = "classical"
+    shipped: bool = True
+    parameters: int | None = None
+    psnr_y: dict[str, float] = field(default_factory=dict)
+    data: str = ""
+    license: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,33 +98,92 @@ def checkpoint_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "checkpoints"
 
 
-def shipped_models() -> list[ModelEntry]:
-    """Returns the shipped checkpoints in the order of ``registry.json``.
+def download_folder() -> Path:
+    """Returns where downloaded checkpoints lie: below ``SRNET_HOME``, else in the platform's cache folder."""
+    home = os.environ.get("SRNET_HOME")
+    if home:
+        return Path(home).expanduser() / "checkpoints"
+    import platformdirs
+
+    return platformdirs.user_cache_path("srnet", appauthor=False) / "checkpoints"
+
+
+def base_url() -> str | None:
+    """Returns the address below which checkpoints can be fetched, None where there is none.
+
+    ``SRNET_BASE_URL`` wins over the ``base_url`` of ``registry.json``.
 
     Raises:
         CheckpointError: The registry is missing or damaged.
     """
+    return os.environ.get("SRNET_BASE_URL") or _registry()[0]
+
+
+def known_models() -> list[ModelEntry]:
+    """Returns the known checkpoints, shipped and not, in the order of ``registry.json``.
+
+    Raises:
+        CheckpointError: The registry is missing or damaged.
+    """
+    return _registry()[1]
+
+
+def shipped_models() -> list[ModelEntry]:
+    """Returns the checkpoints that travel inside the wheel, in the order of ``registry.json``.
+
+    Raises:
+        CheckpointError: The registry is missing or damaged.
+    """
+    return [model for model in known_models() if model.shipped]
+
+
+def local_files(model: ModelEntry) -> list[Path]:
+    """Returns the files of this name that are on this machine, the shipped one first, whole or not."""
+    places = [checkpoint_folder()] if model.shipped else []
+    paths = [folder / model.file for folder in (*places, download_folder())]
+    return [path for path in paths if path.is_file()]
+
+
+def _registry() -> tuple[str | None, list[ModelEntry]]:
+    """Reads ``registry.json``: the base URL and the models."""
     path = checkpoint_folder() / "registry.json"
     try:
-        models = json.loads(path.read_text(encoding="utf-8"))["models"]
-        return [ModelEntry(**model) for model in models]
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content.get("base_url"), [ModelEntry(**model) for model in content["models"]]
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}; reinstall srnet") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: damaged registry ({error}); reinstall srnet") from error
 
 
-def default_model(scale: int) -> str:
-    """Returns the name of the model used when none is asked for: the first one of that scale.
+def usable_model(scale: int, kind: Kind) -> str | None:
+    """Returns the name of the first model of a scale and kind that is here, shipped ones first; None for none.
 
     Raises:
-        CheckpointError: No shipped model has this scale.
+        CheckpointError: The registry is missing or damaged.
     """
-    models = shipped_models()
-    for model in models:
-        if model.scale == scale:
+    for model in sorted(known_models(), key=lambda model: not model.shipped):
+        if (model.scale, model.kind) == (scale, kind) and (model.shipped or local_files(model)):
             return model.name
-    scales = ", ".join(f"x{known}" for known in sorted({model.scale for model in models}))
+    return None
+
+
+def default_model(scale: int) -> str:
+    """Returns the name of the model used when none is asked for: the first classical one of that scale.
+
+    Raises:
+        CheckpointError: No model that is here has this scale.
+    """
+    name = usable_model(scale, "classical")
+    if name is not None:
+        return name
+    models = known_models()
+    elsewhere = [m.name for m in models if (m.scale, m.kind) == (scale, "classical")]
+    if elsewhere:
+        raise CheckpointError(
+            f"no model here upscales x{scale}; run: srnet download {elsewhere[0]}"
+        )
+    scales = ", ".join(f"x{known}" for known in sorted({m.scale for m in models if m.shipped}))
     raise CheckpointError(
         f"no shipped model upscales x{scale}; shipped scales: {scales or 'none'}; "
         f"give a .safetensors file of your own"
@@ -165,10 +246,10 @@ def _describe(start: bytes) -> str:
 
 
 def load_checkpoint(name_or_path: str | Path, *, scale: int | None = None) -> Checkpoint:
-    """Loads a shipped model by name, or a ``.safetensors`` file by path.
+    """Loads a shipped or downloaded model by name, or a ``.safetensors`` file by path.
 
     Args:
-        name_or_path: For example ``srnet-small-x4`` or ``runs/mine/best.safetensors``. A shipped
+        name_or_path: For example ``srnet-small-x4`` or ``runs/mine/best.safetensors``. A known
             name wins over a file of the same name; write ``./srnet-small-x4`` for such a file.
         scale: The scale that is wanted; None takes any.
 
@@ -193,7 +274,8 @@ def load_checkpoint(name_or_path: str | Path, *, scale: int | None = None) -> Ch
     if entry is not None and sha256 != entry.sha256:
         raise CheckpointError(
             f"{path}: not the registered {name}: sha256 {sha256[:12]}... ({len(data)} bytes) instead "
-            f"of {entry.sha256[:12]}... ({entry.bytes} bytes); restore the file or reinstall srnet"
+            f"of {entry.sha256[:12]}... ({entry.bytes} bytes); "
+            f"{'restore the file or reinstall srnet' if entry.shipped else f'run: srnet download {name}'}"
         )
     length = struct.unpack("<Q", data[:8])[0] if len(data) >= 8 else 0
     text = data[8 : 8 + length] if length <= _MAX_HEADER_BYTES else b""
@@ -203,30 +285,81 @@ def load_checkpoint(name_or_path: str | Path, *, scale: int | None = None) -> Ch
 
 
 def _resolve(name_or_path: str | Path) -> tuple[str, Path, ModelEntry | None]:
-    """Finds the file of a shipped name or of a path: its name, its path, its registry entry."""
-    models = shipped_models()
+    """Finds the file of a known name or of a path: its name, its path, its registry entry."""
     if isinstance(name_or_path, str):
-        for model in models:
+        for model in known_models():
             if model.name == name_or_path:
-                path = checkpoint_folder() / model.file
-                if not path.is_file():
-                    raise CheckpointError(f"{path}: {model.name} is missing; reinstall srnet")
-                return model.name, path, model
+                return model.name, _whole_file(model), model
     path = Path(name_or_path)
     if path.is_file():
         return path.stem, path, None
     if path.is_dir():
         raise CheckpointError(f"{path}: is a folder; give the .safetensors file inside it")
-    known = [model.name for model in models]
     text = str(name_or_path)
     if path.suffix.lower() in _PICKLE_SUFFIXES | {".safetensors"} or path.name != text:
         raise CheckpointError(f"{path}: no such file")
-    close = difflib.get_close_matches(text, known, n=1)
+    raise _unknown(text)
+
+
+def find_model(name: str) -> ModelEntry:
+    """Returns the registry's entry of a name.
+
+    Raises:
+        CheckpointError: The name is unknown; the message suggests near ones.
+    """
+    for model in known_models():
+        if model.name == name:
+            return model
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> CheckpointError:
+    """The error about a name that is not in the registry."""
+    known = [model.name for model in known_models()]
+    close = difflib.get_close_matches(name, known, n=1)
     hint = f", did you mean {close[0]}?" if close else ";"
-    raise CheckpointError(
-        f"unknown model {text!r}{hint} known models: {', '.join(known) or 'none'}; "
+    return CheckpointError(
+        f"unknown model {name!r}{hint} known models: {', '.join(known) or 'none'}; "
         f"or give a .safetensors file"
     )
+
+
+def psnr_of(metadata: Mapping[str, str]) -> dict[str, float]:
+    """Returns the PSNR-Y in dB of each data set that a checkpoint's metadata names."""
+    try:
+        metrics = json.loads(metadata.get("metrics", "{}"))
+    except ValueError:
+        return {}
+    values = {
+        name: value.get("psnr_y") for name, value in metrics.items() if isinstance(value, dict)
+    }
+    return {name: float(v) for name, v in values.items() if isinstance(v, int | float)}
+
+
+def _whole_file(model: ModelEntry) -> Path:
+    """The file with the registered hash, or one that is damaged where there is no other."""
+    paths = local_files(model)
+    if paths:
+        return next((path for path in paths if file_sha256(path) == model.sha256), paths[0])
+    if model.shipped:
+        path = checkpoint_folder() / model.file
+        raise CheckpointError(f"{path}: {model.name} is missing; reinstall srnet")
+    raise CheckpointError(
+        f"{model.name} does not come with srnet and is not in {download_folder()}; "
+        f"run: srnet download {model.name}"
+    )
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the hash of a file.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
 
 
 def _build(path: Path, header: Header, data: bytes, scale: int | None) -> SRNet:

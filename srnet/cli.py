@@ -18,7 +18,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "upscale": ("srnet.commands.upscale", "enlarge images with a trained network"),
     "eval": ("srnet.commands.evaluate", "measure a checkpoint on a folder of images"),
     "train": ("srnet.commands.train", "train a network from a configuration file"),
-    "models": ("srnet.commands.models", "list the checkpoints that come with srnet"),
+    "models": ("srnet.commands.models", "list the known checkpoints"),
+    "download": ("srnet.commands.download", "fetch a checkpoint that does not come with srnet"),
     "diagnose": ("srnet.commands.diagnose", "look into the attention of a network on an image"),
     "data": ("srnet.commands.data", "check a folder of training or test images"),
 }

@@ -56,7 +56,7 @@ def registry(tmp_path, monkeypatch, saved):
     path, _, sha256 = saved
     monkeypatch.setattr(checkpoint, "checkpoint_folder", lambda: tmp_path)
     entry = {"name": "mine-x2", "file": path.name, "bytes": path.stat().st_size, "sha256": sha256}
-    entry |= {"url": None, "scale": 2}
+    entry |= {"scale": 2}
     models = [entry, entry | {"name": "second-x2", "file": "absent.safetensors"}]
     (tmp_path / "registry.json").write_text(json.dumps({"models": models}))
     return path

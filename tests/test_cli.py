@@ -132,7 +132,7 @@ def test_models_as_table_and_json(capsys):
     table = capsys.readouterr().out.splitlines()
     assert cli.main(["models", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert table[0].split()[:4] == ["name", "scale", "parameters", "bytes"]
+    assert table[0].split()[:4] == ["name", "scale", "kind", "parameters"]
     assert [line.split()[0] for line in table[1:]] == [row["name"] for row in rows]
 
 
@@ -144,7 +144,6 @@ def test_models_reports_a_broken_file(capsys, tmp_path, monkeypatch):
         "file": "m.safetensors",
         "bytes": 9,
         "sha256": "0",
-        "url": None,
         "scale": 2,
     }
     (tmp_path / "registry.json").write_text(json.dumps({"models": [entry]}))

@@ -1,6 +1,7 @@
-"""``srnet models``: lists the checkpoints that come with srnet, read from their headers without torch."""
+"""``srnet models``: lists the known checkpoints, from the registry and the headers of the files that are here."""
 
 import argparse
+import dataclasses
 import json
 import math
 
@@ -13,26 +14,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints one row for each shipped checkpoint.
+    """Prints one row for each known checkpoint.
 
     Returns:
-        0, or 1 when a shipped file is missing or damaged.
+        0, or 1 when a file that should be here is missing or damaged.
     """
-    from srnet.checkpoint import ModelEntry, checkpoint_folder, read_header, shipped_models
+    from srnet.checkpoint import ModelEntry, known_models, local_files, psnr_of, read_header
 
     def describe(model: ModelEntry) -> dict[str, object]:
-        row: dict[str, object] = {"name": model.name, "scale": model.scale, "bytes": model.bytes}
+        row: dict[str, object] = dataclasses.asdict(model)
+        files = local_files(model)
+        if not files:
+            row["where"] = "missing" if model.shipped else "to download"
+            if model.shipped:
+                row["error"] = f"{model.file} is missing; reinstall srnet"
+            return row
+        row |= {"where": "shipped" if model.shipped else "downloaded", "path": str(files[0])}
         try:
-            header = read_header(checkpoint_folder() / model.file)
+            header = read_header(files[0])
             row["parameters"] = sum(math.prod(shape) for shape in header.shapes.values())
-            row["psnr_y"] = _psnr_y(json.loads(header.metadata.get("metrics", "{}")))
+            row["psnr_y"] = psnr_of(header.metadata) | model.psnr_y
             row["license"] = header.metadata.get("license", "")
             row["data"] = header.metadata.get("data", "")
-        except (CheckpointError, ValueError) as error:
+        except CheckpointError as error:
             row["error"] = str(error)
         return row
 
-    rows = [describe(model) for model in shipped_models()]
+    rows = [describe(model) for model in known_models()]
     if args.json:
         print(json.dumps(rows, indent=2))
     else:
@@ -40,37 +48,32 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any("error" in row for row in rows) else 0
 
 
-def _psnr_y(metrics: dict[str, object]) -> dict[str, float]:
-    """Picks the PSNR-Y of each benchmark out of the metrics of a checkpoint, in dB."""
-    found: dict[str, float] = {}
-    for name, values in metrics.items():
-        value = values.get("psnr_y") if isinstance(values, dict) else None
-        if isinstance(value, (int, float)):
-            found[name] = float(value)
-    return found
-
-
 def _print_table(rows: list[dict[str, object]]) -> None:
-    """Prints aligned columns; a broken model's row carries its error."""
-    lines = [("name", "scale", "parameters", "bytes", "PSNR-Y (dB)", "licence")]
+    """Prints aligned columns; a broken model's row ends in its error."""
+    titles = ("name", "scale", "kind", "parameters", "size", "where", "licence", "PSNR-Y (dB)")
+    lines = [(*titles, "training data")]
     for row in rows:
-        psnr = row.get("psnr_y")
+        psnr = row["psnr_y"]
+        size = row["bytes"]
         lines.append(
             (
                 str(row["name"]),
                 f"x{row['scale']}",
-                f"{row['parameters']:,}" if "parameters" in row else "-",
-                f"{row['bytes']:,}",
+                str(row["kind"]),
+                f"{row['parameters']:,}" if row["parameters"] is not None else "-",
+                f"{size / 1e6:.1f} MB" if isinstance(size, int) else "-",
+                str(row["where"]),
+                str(row["license"] or "-"),
                 ", ".join(f"{name} {value:.2f}" for name, value in psnr.items()) or "-"
                 if isinstance(psnr, dict)
                 else "-",
-                str(row.get("license") or row.get("error", "-")),
+                str(row.get("error") or row["data"] or "-"),
             )
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = [
-            cell.rjust(width) if index in (2, 3) else cell.ljust(width)
+            cell.rjust(width) if index in (3, 4) else cell.ljust(width)
             for index, (cell, width) in enumerate(zip(line, widths, strict=True))
         ]
         print("  ".join(cells).rstrip())
