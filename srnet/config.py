@@ -76,6 +76,11 @@ class NetworkConfig:
             raise ConfigError(
                 f"network.attention_blocks names block {wrong[0]}, but the blocks are 0 to {self.num_blocks - 1}"
             )
+        if len(set(self.attention_blocks)) < len(self.attention_blocks):
+            once = list(dict.fromkeys(self.attention_blocks))
+            raise ConfigError(
+                f"network.attention_blocks {list(self.attention_blocks)} names a block twice; use {once}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +219,14 @@ class TrainerConfig:
     log_every_n_steps: int = 50
     """Steps between rows of metrics.csv."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to train; one device."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Where to train."""
+    devices: int = 1
+    """Devices of this machine, each with a process and a batch of its own; gradients are averaged over all."""
+    num_nodes: int = 1
+    """Machines."""
+    compile: bool = False
+    """torch.compile the training step's forward pass."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """auto: bfloat16 autocast where the hardware computes it natively, else float32."""
     channels_last: Literal["auto", "on", "off"] = "auto"
     """Memory layout; auto: on together with bfloat16, where it is faster, else off."""
@@ -223,9 +234,18 @@ class TrainerConfig:
     """Seed of initialisation, crops and flips."""
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "val_every_n_steps", "save_every_n_steps", "log_every_n_steps"):
+        for name in (
+            "max_steps",
+            "val_every_n_steps",
+            "save_every_n_steps",
+            "log_every_n_steps",
+            "devices",
+            "num_nodes",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"trainer.{name} is {getattr(self, name)}; use at least 1")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"trainer.seed is {self.seed}; use 0 to 2**63 - 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,6 +278,16 @@ class RunConfig:
     init_from: str | None = None
     """Checkpoint (name or file) to start the weights from. Only the upsampler (another scale) and attention layers
     that the checkpoint does not have may start fresh, and the run says which did."""
+
+    def __post_init__(self) -> None:
+        if (
+            self.name in ("", ".", "..")
+            or not self.name.isprintable()
+            or set(self.name) & set("/\\")
+        ):
+            raise ConfigError(
+                f"name is {self.name!r}; it names one folder below output_dir, use e.g. small_x4"
+            )
 
 
 def _first_problem(error: ValidationError) -> str:

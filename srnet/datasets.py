@@ -354,7 +354,7 @@ def sample_patches(
             f"use patch_size {packed.sizes[small].min() - p + patch_size} or remove the image"
         )
     # One draw for all choices: u * n rounded down is below n for every u < 1 in float64.
-    draws = torch.rand(batch_size, 4, generator=generator, dtype=torch.float64).numpy()
+    draws = _draw(batch_size, generator).numpy()
     area = packed.cumulative_area
     chosen = np.searchsorted(area, np.floor(draws[:, 0] * area[-1]), side="right")
     corners = (draws[:, 1:3] * (packed.sizes[chosen] - p + 1)).astype(np.int64)
@@ -372,6 +372,16 @@ def sample_patches(
     if degradation is None:
         return patches
     return degrade_patches(*patches, packed.scale, degradation, generator)
+
+
+def skip_patches(count: int, generator: torch.Generator) -> None:
+    """Advance the generator as `sample_patches` without degradation does for `count` patches."""
+    _draw(count, generator)
+
+
+def _draw(count: int, generator: torch.Generator) -> torch.Tensor:
+    """Return the numbers that choose `count` patches, (count, 4) in [0, 1)."""
+    return torch.rand(count, 4, generator=generator, dtype=torch.float64)
 
 
 def _turned(patch: _Pixels, symmetry: int) -> _Pixels:

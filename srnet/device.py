@@ -6,7 +6,34 @@ from typing import Literal
 
 import torch
 
+from srnet.errors import ConfigError
+
 Precision = Literal["fp32", "bf16", "fp16"]
+
+
+def select_device(name: str) -> torch.device:
+    """Returns the device of that name; "auto" takes a GPU where there is one.
+
+    Raises:
+        ConfigError: If the name is unknown or this machine has no such device.
+    """
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device {name!r} is unknown; use auto, cpu, cuda, cuda:1 or mps"
+        ) from error
+    count = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0, "mps": int(mps)}.get(
+        device.type, 0
+    )
+    if (device.index or 0) >= count:
+        raise ConfigError(
+            f"device {name!r}: this machine has {count} of type {device.type}; use auto or cpu"
+        )
+    return device
 
 
 def has_native_bf16(device_type: str) -> bool:

@@ -23,3 +23,7 @@ class ImageError(SRNetError):
 
 class DownloadError(SRNetError):
     """A file cannot be fetched, or what came is not it."""
+
+
+class TrainingError(SRNetError):
+    """A run cannot go on; the message names the step and what is kept."""

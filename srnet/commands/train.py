@@ -11,9 +11,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "overrides",
-        nargs="*",
+        nargs=argparse.REMAINDER,  # also takes --key.path=value, which is what a sweep passes
         metavar="key.path=value",
-        help="change single values, e.g. trainer.max_steps=1000",
+        help="change single values, e.g. trainer.max_steps=1000; -- before the key is accepted",
     )
 
 
@@ -31,6 +31,8 @@ def run(args: argparse.Namespace) -> int:
     from srnet.training.run import train
 
     result = train(config)
+    if result.rank:
+        return 0
     if result.stopped_by is not None:
         sys.stderr.write(f"stopped at step {result.step}; run the same command again to go on\n")
         return 130

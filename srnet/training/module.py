@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,8 +14,12 @@ from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from srnet.config import OptimConfig, RunConfig
+from srnet.device import has_native_bf16
 from srnet.metrics import psnr_y, ssim_y
 from srnet.network import SRNet
+from srnet.resize import upscale
+
+_PANEL_SIDE = 96  # LR pixels of the picture that is logged at each validation
 
 
 def learning_rate_factor(step: int, max_steps: int, optim: OptimConfig) -> float:
@@ -50,8 +55,13 @@ def build_optimizer(network: SRNet, optim: OptimConfig) -> torch.optim.Optimizer
             weight_decay=optim.weight_decay,
         )
     # timm's Muon: kept up, handles convolutions, and carries its own AdamW for the rest
-    from timm.optim.muon import Muon
+    from timm.optim import muon
 
+    if not has_native_bf16(next(network.parameters()).device.type):
+        # It orthogonalises in bfloat16 and has no setting for that; emulated, this took an eighth of the step.
+        muon.zeropower_via_newtonschulz = partial(
+            muon.zeropower_via_newtonschulz, dtype=torch.float32
+        )
     ends = ("head.", "upsampler.")
     body = [p for name, p in parameters.items() if p.ndim >= 2 and not name.startswith(ends)]
     rest = [p for name, p in parameters.items() if p.ndim < 2 or name.startswith(ends)]
@@ -59,7 +69,7 @@ def build_optimizer(network: SRNet, optim: OptimConfig) -> torch.optim.Optimizer
         {"params": body, "lr": optim.learning_rate},
         {"params": rest, "lr": optim.learning_rate * optim.adam_ratio, "use_fallback": True},
     ]
-    return Muon(
+    return muon.Muon(
         groups,
         lr=optim.learning_rate,
         momentum=optim.momentum,
@@ -82,13 +92,26 @@ class SRModule(LightningModule):
         self.config = config
         self.network = network
         self.set_names = tuple(config.data.validation)
-        # per validation set: PSNR-Y and SSIM-Y of each image
-        self.scores: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self.skip_validation = False
+        """Validation ends without results: someone asked the run to stop."""
+        self.run_id: str | None = None
+        """Of the tracking service; travels in the state so that a resumed run goes on there."""
+        self.panel: Tensor | None = None
+        """First validation image, (3, H, 4 W) uint8: LR, bicubic, SR and HR side by side."""
+        # per validation set: image number to name, PSNR-Y and SSIM-Y
+        self.scores: dict[str, dict[int, tuple[str, float, float]]] = {}
+        self._forward: Callable[[Tensor], Tensor] = network
+
+    def on_fit_start(self) -> None:
+        """Compiles the training step's forward pass where that is asked for; validation has images of any size."""
+        if self.config.trainer.compile:
+            # past nn.Module's bookkeeping, or the compiled copy would show in the state dict
+            object.__setattr__(self, "_forward", torch.compile(self.network))
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Batch is uint8 LR (B, 3, p, p) and HR (B, 3, p * scale, p * scale)."""
         lr, hr = (t.float().div_(255) for t in batch)
-        loss = F.l1_loss(self.network(lr).float(), hr)
+        loss = F.l1_loss(self._forward(lr).float(), hr)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
@@ -98,27 +121,62 @@ class SRModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the last validation."""
-        self.scores.clear()
+        self.scores = {name: {} for name in self.set_names}
 
     def validation_step(
-        self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0
+        self,
+        batch: tuple[Tensor, Tensor, list[int], list[str]],
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
-        """Batch is one whole uint8 LR image (1, 3, h, w) and its HR."""
-        lr, hr = (t.float().div_(255) for t in batch)
+        """Batch is one whole uint8 LR image (1, 3, h, w), its HR, its number (-1: none) and its name."""
+        (number,), (name,) = batch[2:]
+        if self.skip_validation or number < 0:
+            return
+        lr, hr = (t.float().div_(255) for t in batch[:2])
         sr = self.network(lr).float()
         border = self.config.network.scale
-        score = (psnr_y(sr, hr, border).item(), ssim_y(sr, hr, border).item())
-        self.scores[self.set_names[dataloader_idx]].append(score)
+        score = (name, psnr_y(sr, hr, border).item(), ssim_y(sr, hr, border).item())
+        self.scores[self.set_names[dataloader_idx]][number] = score
+        if number == dataloader_idx == 0:
+            self.panel = _panel(batch[0], sr, batch[1], border)
+
+    def gather_scores(self) -> None:
+        """Brings together what several processes measured; to be called by all of them."""
+        if self.trainer.world_size == 1:
+            return
+        everyone: list[Any] = [None] * self.trainer.world_size
+        torch.distributed.all_gather_object(everyone, self.scores)
+        self.scores = {
+            name: dict(sorted(entry for part in everyone for entry in part[name].items()))
+            for name in self.set_names
+        }
 
     def validation_means(self) -> dict[str, dict[str, float]]:
-        """Mean PSNR-Y and SSIM-Y over the images of each set validated last: {set: {"psnr_y": ..., "ssim_y": ...}}."""
-        return {
-            name: {
-                key: math.fsum(values) / len(values)
-                for key, values in zip(("psnr_y", "ssim_y"), zip(*scores, strict=True), strict=True)
-            }
+        """Means over the images of each set validated last: {set: {"psnr_y": ..., "ssim_y": ...}}.
+
+        Images without SSIM are left out of its mean; a set without any has none (NaN).
+        """
+        means = {}
+        for name, scores in self.scores.items():
+            if scores:
+                _, psnr, ssim = zip(*scores.values(), strict=True)
+                defined = [value for value in ssim if not math.isnan(value)]
+                means[name] = {
+                    "psnr_y": math.fsum(psnr) / len(psnr),
+                    "ssim_y": math.fsum(defined) / len(defined) if defined else math.nan,
+                }
+        return means
+
+    @property
+    def images_without_ssim(self) -> list[str]:
+        """Images of the last validation that are smaller than SSIM's window."""
+        return [
+            f"{name}/{image}"
             for name, scores in self.scores.items()
-        }
+            for image, _, ssim in scores.values()
+            if math.isnan(ssim)
+        ]
 
     def configure_optimizers(self) -> Any:
         """Optimiser and per-step schedule."""
@@ -132,3 +190,33 @@ class SRModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds the run's settings as plain values, so that the file loads with weights_only=True."""
         checkpoint["srnet_config"] = asdict(self.config)
+        checkpoint["srnet_run_id"] = self.run_id
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Takes the optimiser's settings from the configuration, its averages from the state.
+
+        Lightning restores both from the state: a rate changed for the resumed run would be without effect.
+        """
+        optim, step = self.config.optim, checkpoint["global_step"]
+        factor = learning_rate_factor(step, self.config.trainer.max_steps, optim)
+        fresh = build_optimizer(self.network, optim).param_groups
+        saved = checkpoint["optimizer_states"][0]["param_groups"]
+        for new, old in zip(fresh, saved, strict=True):
+            old.update({key: value for key, value in new.items() if key != "params"})
+            old |= {"initial_lr": new["lr"], "lr": new["lr"] * factor}
+        schedule = checkpoint["lr_schedulers"][0]
+        schedule["base_lrs"] = [group["lr"] for group in fresh]
+        schedule["_last_lr"] = [group["lr"] for group in saved]
+
+
+def _panel(lr: Tensor, sr: Tensor, hr: Tensor, scale: int) -> Tensor:
+    """The middle of LR (1, 3, h, w) uint8, bicubic, SR and HR (1, 3, H, W) uint8 side by side, (3, H, 4 W) uint8."""
+    h, w = (min(n, _PANEL_SIDE) for n in lr.shape[2:])
+    top, left = (lr.shape[2] - h) // 2, (lr.shape[3] - w) // 2
+    bottom, right = top + h, left + w
+    part = lr[..., top:bottom, left:right]
+    enlarged = part.repeat_interleave(scale, 2).repeat_interleave(scale, 3)
+    rows, columns = (slice(a * scale, b * scale) for a, b in ((top, bottom), (left, right)))
+    bicubic = upscale(lr, scale)[..., rows, columns]
+    result = sr[..., rows, columns].clamp(0, 1).mul(255).add(0.5).byte()
+    return torch.cat([enlarged, bicubic, result, hr[..., rows, columns]], 3)[0].cpu()

@@ -10,27 +10,50 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EMAWeightAveraging, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger
 from torch import Tensor
 
 from srnet.checkpoint import load_checkpoint
-from srnet.config import NetworkConfig, RunConfig
-from srnet.datasets import PackedPairs, Pair, find_pairs, find_pairs_in_roots, scan, summarise
+from srnet.config import RunConfig
+from srnet.datasets import (
+    PackedPairs,
+    Pair,
+    find_pairs,
+    find_pairs_in_roots,
+    read_pair,
+    scan,
+    summarise,
+)
 from srnet.degradation import MARGIN
-from srnet.device import resolve_precision
+from srnet.device import Precision, resolve_precision, select_device
 from srnet.diagnostics import projection_statistics
-from srnet.errors import CheckpointError, ConfigError, DataError
+from srnet.errors import CheckpointError, DataError, TrainingError
 from srnet.network import SRNet
-from srnet.training.callbacks import ExportWeights, ProgressLines, SaveState, report_line
+from srnet.training.callbacks import (
+    AtomicCheckpointIO,
+    ExportWeights,
+    ProgressLines,
+    SaveState,
+    StopOnBadLoss,
+    report_line,
+)
 from srnet.training.datamodule import SRDataModule
+from srnet.training.health import AttentionHealth
 from srnet.training.module import SRModule
+from srnet.training.resume import STATE, Earlier, read_folder
+from srnet.training.tracking import Panel, Tracker, name_in_sweep, open_tracker
 
-_STATE = "last.ckpt"
+_LIGHTNING_PRECISION: dict[Precision, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
+    "fp32": "32-true",
+    "bf16": "bf16-mixed",
+    "fp16": "16-mixed",
+}
 
 
 @dataclass(frozen=True)
@@ -43,6 +66,8 @@ class RunResult:
     """Name of the signal that stopped it, None when it reached max_steps."""
     metrics: dict[str, dict[str, float]]
     """Last validation: {set: {"psnr_y": ..., "ssim_y": ...}}."""
+    rank: int = 0
+    """Of this process among several."""
 
 
 def initialise_from(network: SRNet, weights: dict[str, Tensor], source: str) -> list[str]:
@@ -144,51 +169,16 @@ def _every_tenth(report: Callable[[str], None]) -> Callable[[int, int], None]:
     return progress
 
 
-def _read_state(path: Path, network: NetworkConfig) -> int:
-    """Step of a saved state, after a check that it belongs to this network."""
-    try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        saved, step = state["srnet_config"]["network"], int(state["global_step"])
-    except Exception as error:
-        raise CheckpointError(
-            f"{path}: not a saved training state ({error}); move it away to start anew"
-        ) from None
-    wanted = asdict(network)
-    differing = [k for k in wanted if saved.get(k) != wanted[k]]
-    if differing:
-        key = differing[0]
-        raise ConfigError(
-            f"{path} was trained with network.{key}={saved.get(key)}, the configuration says {wanted[key]}; "
-            "use another name for the new run"
-        )
-    return step
-
-
 def _commit() -> str:
-    """Commit of the source tree, or 'unknown' for an installed package."""
-    here = Path(__file__).resolve().parent
-    result = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False
-    )
-    return result.stdout.strip() if result.returncode == 0 else "unknown"
-
-
-def _loggers(config: RunConfig, folder: Path, report: Callable[[str], None]) -> list[Logger]:
-    # one numbered folder per sitting, since CSVLogger starts its file anew
-    loggers: list[Logger] = [CSVLogger(folder, name="logs", flush_logs_every_n_steps=1)]
-    if config.logger.wandb != "off":
-        from lightning.pytorch.loggers import WandbLogger
-
-        report(f"Weights & Biases: {config.logger.wandb}, project {config.logger.project}")
-        loggers.append(
-            WandbLogger(
-                project=config.logger.project,
-                name=config.name,
-                save_dir=folder,
-                offline=config.logger.wandb == "offline",
-            )
-        )
-    return loggers
+    """Commit of srnet's own source tree; 'unknown' for an installed package, also inside another repository."""
+    root = Path(__file__).resolve().parents[2]
+    command = ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    top, _, commit = found.strip().rpartition("\n")
+    return commit if top and Path(top).resolve() == root else "unknown"
 
 
 def _quiet_lightning() -> None:
@@ -216,51 +206,102 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
         How it ended.
 
     Raises:
-        ConfigError: The saved state belongs to another network.
+        ConfigError: The saved state belongs to another network or optimiser, or the device does not exist.
         DataError: The data has problems; the message lists them.
         CheckpointError: init_from or the saved state cannot be used.
+        TrainingError: The loss exploded or nothing can be written; the last good state is kept.
     """
     _quiet_lightning()
+    rank: int = getattr(rank_zero_only, "rank", 0)
+    if rank:
+        report = _silence
+    config = name_in_sweep(config)
+    device = select_device(config.trainer.device).type
     folder = Path(config.output_dir) / config.name
-    state = folder / _STATE
     steps = config.trainer.max_steps
-    done = _read_state(state, config.network) if state.exists() else 0
-    if done >= steps:
+    earlier = read_folder(folder, config)
+    done = earlier.step
+    if done >= steps and earlier.published >= done:
         report(
-            f"{state} has {done} steps, trainer.max_steps is {steps}: nothing to do; raise it to go on"
+            f"{folder / STATE} has {done} steps, trainer.max_steps is {steps}: nothing to do; raise it to go on"
         )
         return RunResult(folder, done, None, {})
 
     packed, validation = collect(config, report)
     torch.manual_seed(config.trainer.seed)
     network = SRNet(config.network)
-    if config.init_from is not None and not done:
-        fresh = initialise_from(
-            network, load_checkpoint(config.init_from).network.state_dict(), config.init_from
-        )
-        layers = dict.fromkeys(
-            name.rsplit(".", 2 if ".attention." in name else 1)[0] for name in fresh
-        )
-        report(f"weights from {config.init_from}; starting fresh: {', '.join(layers) or 'nothing'}")
-
-    data = SRDataModule(config, packed, validation)
-    for line in _unit_variance_warnings(config, network, packed):
-        report(line)
-    device = config.trainer.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if done:
+        if earlier.changed:
+            report(f"changed since step {done}: {', '.join(earlier.changed)}")
+    else:
+        if config.init_from is not None:
+            _start_from(network, config.init_from, report)
+        for line in _unit_variance_warnings(config, network, packed):
+            report(line)
     precision = resolve_precision(config.trainer.precision, device)
     channels_last = config.trainer.channels_last
     if channels_last == "on" or (channels_last == "auto" and precision == "bf16"):
         network.to(memory_format=torch.channels_last)
 
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(
-        json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8"
-    )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(asdict(config), indent=2) + "\n"
+        (folder / "config.json").write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TrainingError(f"{folder}: cannot be written: {error.strerror}") from error
+    tracker = None if rank else open_tracker(config, folder, earlier.run_id, report)
+    failed = True
+    try:
+        result = _fit(
+            config, network, packed, validation, folder, device, precision, earlier, tracker, report
+        )
+        failed = False
+    except OSError as error:
+        raise TrainingError(
+            f"{error.filename or folder}: cannot be written: {error.strerror}; the last saved state is kept in "
+            f"{folder / STATE}; free space and run the same command again"
+        ) from error
+    finally:
+        if tracker is not None:
+            tracker.close([folder / "best.safetensors", folder / "last.safetensors"], failed=failed)
+    return result
+
+
+def _silence(line: str) -> None:
+    """Only the first of several processes speaks."""
+
+
+def _start_from(network: SRNet, source: str, report: Callable[[str], None]) -> None:
+    """Fills the network from a checkpoint and says which layers start fresh."""
+    fresh = initialise_from(network, load_checkpoint(source).network.state_dict(), source)
+    layers = dict.fromkeys(name.rsplit(".", 2 if ".attention." in name else 1)[0] for name in fresh)
+    report(f"weights from {source}; starting fresh: {', '.join(layers) or 'nothing'}")
+
+
+def _fit(
+    config: RunConfig,
+    network: SRNet,
+    packed: PackedPairs,
+    validation: dict[str, list[Pair]],
+    folder: Path,
+    device: str,
+    precision: Precision,
+    earlier: Earlier,
+    tracker: Tracker | None,
+    report: Callable[[str], None],
+) -> RunResult:
+    """Sets up Lightning, catches up on a validation that was cut off, trains, publishes."""
+    options, steps, done = config.trainer, config.trainer.max_steps, earlier.step
+    processes = options.devices * options.num_nodes
+    data = SRDataModule(config, packed, validation)
     module = SRModule(config, network)
-    batch_size, every = config.data.batch_size, config.trainer.log_every_n_steps
-    save = SaveState(state, config.trainer.save_every_n_steps, report)
+    module.run_id = tracker.experiment.id if tracker is not None else earlier.run_id
+    every = options.log_every_n_steps
+    guard = StopOnBadLoss(every, folder, options.seed)
+    guard.saved_step = done or None
+    save = SaveState(
+        folder / STATE, options.save_every_n_steps, options.val_every_n_steps, guard, report
+    )
     weights = ExportWeights(
         folder,
         data=config.data.description or ", ".join(Path(root).name for root in config.data.train),
@@ -268,51 +309,85 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
         commit=_commit(),
         kind="classical" if config.data.degradation is None else "photo",
         report=report,
+        start=done,
+        best=earlier.best,
     )
+    bar = sys.stderr.isatty() and report is not _silence
     callbacks: list[Callback] = [
+        guard,
         weights,
         # buffers left alone: averaging integer buffers in float and truncating corrupts them
         EMAWeightAveraging(decay=config.optim.ema_decay, use_buffers=False),
         save,
-        TQDMProgressBar() if sys.stderr.isatty() else ProgressLines(every, batch_size, report),
+        AttentionHealth(_fixed_lr(config, packed, validation), options.val_every_n_steps, report),
+        Panel(),
+        ProgressLines(every, config.data.batch_size * processes, None if bar else report),
+        *([TQDMProgressBar()] if bar else []),
     ]
+    # one numbered folder per sitting, since CSVLogger starts its file anew
+    loggers: list[Logger] = [CSVLogger(folder, name="logs", flush_logs_every_n_steps=1)]
     trainer = Trainer(
         accelerator=device,
-        devices=1,
-        precision="bf16-mixed" if precision == "bf16" else "32-true",
+        devices=options.devices,
+        num_nodes=options.num_nodes,
+        strategy="ddp" if processes > 1 else "auto",
+        use_distributed_sampler=False,  # it would repeat validation images; ours share them out
+        precision=_LIGHTNING_PRECISION[precision],
         max_steps=steps,
         max_epochs=-1,
         # the whole run is one epoch, which gives the progress bar its total
         limit_train_batches=steps,
-        val_check_interval=min(config.trainer.val_every_n_steps, steps),
+        val_check_interval=min(options.val_every_n_steps, steps),
         limit_val_batches=1.0 if validation else 0,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
         log_every_n_steps=every,
         gradient_clip_val=config.optim.gradient_clip or None,
-        logger=_loggers(config, folder, report),
+        logger=[*loggers, *([tracker] if tracker is not None else [])],
         callbacks=callbacks,
+        plugins=[AtomicCheckpointIO()],
         default_root_dir=folder,
         enable_checkpointing=False,
         enable_model_summary=False,
-        enable_progress_bar=sys.stderr.isatty(),
+        enable_progress_bar=bar,
     )
     parameters = sum(p.numel() for p in network.parameters())
     report(
         f"{'resuming at step ' + str(done) if done else 'starting'}: x{network.scale}, {parameters} parameters, "
-        f"{len(packed)} images, {precision}, {torch.get_num_threads()} threads, up to step {steps}; writing {folder}"
+        f"{len(packed)} images, {device}{f' x {processes}' if processes > 1 else ''}, {precision}, "
+        f"{torch.get_num_threads()} threads, up to step {steps}; writing {folder}"
     )
-    trainer.fit(module, datamodule=data, ckpt_path=str(state) if done else None, weights_only=True)
-    if save.stopped_by is None and weights.exported_step != trainer.global_step:
-        # max_steps is no multiple of val_every_n_steps, or nothing validates; the module holds the average by now
+
+    def validate(step: int) -> None:
+        """Measures and publishes the averaged weights, which the module holds."""
         if validation:
             trainer.validate(module, datamodule=data, verbose=False)
-        else:
-            weights.export("last.safetensors", module, trainer.global_step)
+        elif trainer.is_global_zero:
+            weights.export("last.safetensors", module, step)
+
+    cut_off = validation and done % options.val_every_n_steps == 0
+    if earlier.published < done and (done >= steps or cut_off):
+        report(f"step {done} was saved but not validated: doing that now")
+        network.load_state_dict(earlier.average)
+        validate(done)
+    if done < steps:
+        path = str(folder / STATE) if done else None
+        trainer.fit(module, datamodule=data, ckpt_path=path, weights_only=True)
+        if save.stopped_by is None and weights.exported_step != trainer.global_step:
+            # max_steps is no multiple of val_every_n_steps, or nothing validates
+            validate(trainer.global_step)
     stopped_by = save.stopped_by.name if save.stopped_by else None
-    return RunResult(
-        folder, trainer.global_step, stopped_by, module.validation_means() if module.scores else {}
-    )
+    step = max(trainer.global_step, done)
+    return RunResult(folder, step, stopped_by, module.validation_means(), trainer.global_rank)
+
+
+def _fixed_lr(config: RunConfig, packed: PackedPairs, validation: dict[str, list[Pair]]) -> Tensor:
+    """The middle of one LR image that stays the same over the run, (1, 3, h, w), at most 96 pixels a side."""
+    pairs = next(iter(validation.values()), [])
+    pixels = read_pair(pairs[0], config.network.scale)[0] if pairs else packed.image(0)[0]
+    top, left = (max(0, n - 96) // 2 for n in pixels.shape[:2])
+    part = torch.from_numpy(pixels[top : top + 96, left : left + 96].copy())
+    return part.permute(2, 0, 1)[None].float() / 255
 
 
 def _unit_variance_warnings(config: RunConfig, network: SRNet, packed: PackedPairs) -> list[str]:
