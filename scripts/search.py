@@ -1,0 +1,191 @@
+"""Compares network shapes on equal terms: same trunk, same data, same seed, same training time.
+
+    python scripts/search.py --trunk runs/trunk_x4/last.safetensors --train data/cid22 data/photos \
+        --validation data/validation --test data/Urban100 --steps 1000 --arms none window sparse
+
+All arms start from one trained convolutional trunk; attention layers start as the identity. Time is what is equal, not
+steps: a training step of each arm is timed, interleaved with the others in one process, and an arm gets `--steps` times
+(step of the plain network / its own step) steps. Every run is `srnet train` and every score `srnet eval`; the commands
+are printed and kept. Results go to --output as JSON lines, one for each arm and seed; what is already there is not run
+again. --table FILE writes them as a table between the markers of a Markdown file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+CONFIG = "configs/small_x4_open.yaml"
+ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "none": ("no attention", ("network.attention_blocks=[]",)),
+    "window": (
+        "8x8 windows: all 64 pixels of the group's own square",
+        ("network.region_size=8", "network.top_k=64"),
+    ),
+    "sparse": ("top-64 of 32x32, three layers", ()),
+    "sparse-1": ("top-64 of 32x32, one layer", ("network.attention_blocks=[3]",)),
+    "sparse-k32": ("top-32 of 32x32, three layers", ("network.top_k=32",)),
+    "sparse-wide": ("top-64 of 48x48, three layers", ("network.region_size=48",)),
+    "sparse-far": ("top-64 of 32x32, weak locality", ("network.predictor_slope=0.02",)),
+}
+"""Name, what it is, and what it changes in the configuration."""
+BEGIN, END = "<!-- search: begin -->", "<!-- search: end -->"
+
+
+def overrides(args: argparse.Namespace, arm: str) -> list[str]:
+    """The words that make an arm's run of the configuration, but for its name and number of steps."""
+    return [
+        *ARMS[arm][1],
+        f"init_from={args.trunk}",
+        f"data.train=[{','.join(map(str, args.train))}]",
+        f"data.validation.validation={args.validation}",
+        f"data.cache_dir={args.output.parent / 'cache'}",
+        f"data.patch_size={args.patch_size}",
+        f"data.batch_size={args.batch_size}",
+        f"optim.learning_rate={args.rate}",
+        f"trainer.seed={args.seed}",
+        f"output_dir={args.output.parent}",
+    ]
+
+
+def time_steps(args: argparse.Namespace, rounds: int = 7) -> dict[str, tuple[float, float]]:
+    """Seconds of a training step, and of upscaling 256x256 pixels: medians over interleaved rounds, by arm."""
+    import torch
+
+    from srnet.config import load_config
+    from srnet.network import SRNet
+    from srnet.training.module import build_optimizer
+
+    configs = {arm: load_config(CONFIG, tuple(overrides(args, arm))) for arm in args.arms}
+    networks = {arm: SRNet(config.network) for arm, config in configs.items()}
+    optimizers = {arm: build_optimizer(networks[arm], configs[arm].optim) for arm in args.arms}
+    lr = torch.rand(args.batch_size, 3, args.patch_size, args.patch_size)
+    image = torch.rand(1, 3, 256, 256).contiguous(memory_format=torch.channels_last)
+    seconds: dict[str, tuple[list[float], list[float]]] = {arm: ([], []) for arm in args.arms}
+    for _ in range(rounds):
+        for arm, network in networks.items():
+            start = time.perf_counter()
+            optimizers[arm].zero_grad()
+            network(lr).abs().mean().backward()
+            optimizers[arm].step()
+            middle = time.perf_counter()
+            with torch.inference_mode():
+                network(image)
+            seconds[arm][0].append(middle - start)
+            seconds[arm][1].append(time.perf_counter() - middle)
+    return {arm: (statistics.median(a), statistics.median(b)) for arm, (a, b) in seconds.items()}
+
+
+def run(command: list[str]) -> None:
+    """Prints and runs one srnet command."""
+    print(f"$ {shlex.join(command)}", flush=True)
+    subprocess.run([sys.executable, "-m", *command], check=True, stdout=subprocess.DEVNULL)
+
+
+def score(args: argparse.Namespace, weights: Path, folder: Path) -> float:
+    """Mean PSNR-Y of a checkpoint over a folder, dB."""
+    report = args.output.parent / "report.json"
+    run(["srnet", "eval", str(weights), "--data", str(folder), "--json", str(report)])
+    return float(json.loads(report.read_text(encoding="utf-8"))["mean"]["psnr_y"])
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    """The lines of a results file; none if it does not exist."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def search(args: argparse.Namespace) -> None:
+    """Runs the arms that the results lack."""
+    seconds = time_steps(args)
+    plain = seconds["none"]
+    for arm in args.arms:
+        if any(r["arm"] == arm and r["seed"] == args.seed for r in results(args.output)):
+            print(f"{arm}, seed {args.seed}: already in {args.output}")
+            continue
+        name = f"search_{arm}_{args.seed}"
+        steps = round(args.steps * plain[0] / seconds[arm][0])
+        words = [
+            *overrides(args, arm),
+            f"name={name}",
+            f"trainer.max_steps={steps}",
+            f"trainer.val_every_n_steps={steps}",
+            f"optim.decay_steps={round(args.decay * steps)}",
+            "optim.warmup_steps=50",
+        ]
+        start = time.perf_counter()
+        run(["srnet", "train", CONFIG, *words])
+        minutes = (time.perf_counter() - start) / 60
+        weights = args.output.parent / name / "last.safetensors"
+        row = {
+            "arm": arm,
+            "seed": args.seed,
+            "steps": steps,
+            "minutes": round(minutes, 1),
+            "step_time": round(seconds[arm][0] / plain[0], 2),
+            "upscale_time": round(seconds[arm][1] / plain[1], 2),
+            "validation": round(score(args, weights, args.validation), 3),
+            "test": round(score(args, weights, args.test), 3),
+            "changes": list(ARMS[arm][1]),
+        }
+        with args.output.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(json.dumps(row), flush=True)
+
+
+def table(rows: list[dict[str, Any]], test: str) -> str:
+    """Markdown, best first."""
+    lines = [
+        f"| network | seed | steps | step time | upscaling time | validation | {test} | changes to `{CONFIG}` |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in sorted(rows, key=lambda row: -float(row["validation"])):
+        changes = " ".join(f"`{change}`" for change in row["changes"]) or "none"
+        lines.append(
+            f"| {ARMS[row['arm']][0]} | {row['seed']} | {row['steps']} | {row['step_time']:.2f} | "
+            f"{row['upscale_time']:.2f} | {row['validation']:.3f} | {row['test']:.3f} | {changes} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Reads the command line, runs the arms, writes the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trunk", required=True, help="checkpoint without attention")
+    parser.add_argument("--train", type=Path, nargs="+", required=True)
+    parser.add_argument("--validation", type=Path, required=True)
+    parser.add_argument("--test", type=Path, required=True, help="a folder for the second score")
+    parser.add_argument("--steps", type=int, default=1000, help="of the network without attention")
+    parser.add_argument("--decay", type=float, default=0.5, help="share of steps with falling rate")
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--patch-size", type=int, default=48)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["none", "window", "sparse"])
+    parser.add_argument("--output", type=Path, default=Path("runs/search/results.jsonl"))
+    parser.add_argument("--table", type=Path, help="Markdown file with the two markers")
+    args = parser.parse_args()
+    args.arms = list(dict.fromkeys(["none", *args.arms]))
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    search(args)
+    text = table(results(args.output), args.test.name)
+    print(text)
+    if args.table is not None:
+        before, _, rest = args.table.read_text(encoding="utf-8").partition(BEGIN)
+        args.table.write_text(
+            f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8"
+        )
+
+
+if __name__ == "__main__":
+    main()
