@@ -18,6 +18,7 @@ from srnet import __version__
 from srnet.datasets import Pair, read_pair
 from srnet.degradation import compress, fixed_quality
 from srnet.device import Precision
+from srnet.errors import DataError
 from srnet.inference import Upscaler
 from srnet.metrics import psnr_y, ssim_y
 from srnet.network import SRNet
@@ -62,11 +63,15 @@ class Report:
         lines = [f"{'image':{width}}  PSNR-Y  SSIM-Y   bicubic          gain"]
         for row in [*self.rows, self.mean]:
             lines.append(
-                f"{row.name:{width}}  {row.psnr_y:6.2f}  {row.ssim_y:.4f}   {row.bicubic_psnr_y:6.2f}  "
-                f"{row.bicubic_ssim_y:.4f}  {row.gain:+6.2f}"
+                f"{row.name:{width}}  {row.psnr_y:6.2f}  {_ssim(row.ssim_y)}   {row.bicubic_psnr_y:6.2f}  "
+                f"{_ssim(row.bicubic_ssim_y)}  {row.gain:+6.2f}"
             )
         lines += ["", *(f"{key}: {value}" for key, value in self.protocol.items())]
         return "\n".join(lines)
+
+
+def _ssim(value: float) -> str:
+    return "   n/a" if math.isnan(value) else f"{value:.4f}"
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
@@ -109,8 +114,10 @@ def evaluate(
 
     Raises:
         ConfigError: The device or precision does not exist.
-        DataError: An image cannot be used.
+        DataError: There is no image, or one cannot be used.
     """
+    if not pairs:
+        raise DataError(f"{data}: no images to measure; give a folder that holds some")
     # tile 0: the whole image at once
     upscaler = None
     if network is not None:
@@ -130,7 +137,7 @@ def evaluate(
         if progress is not None:
             progress(done + 1, len(pairs))
     columns = [[getattr(row, k) for row in rows] for k in list(asdict(rows[0]))[1:]]
-    mean = Row("mean", *(math.fsum(values) / len(values) for values in columns))
+    mean = Row("mean", *map(_mean, columns))
     published = sum(pair.lr is not None for pair in pairs)
     protocol = {
         "model": model,
@@ -143,7 +150,7 @@ def evaluate(
         "kernel": "MATLAB imresize bicubic, a = -0.5, antialiased, rounded to 8 bits after each pass",
         "channel": "Y of BT.601 studio range, of the 8-bit rounded result; grey images as RGB",
         "crop_border": scale,
-        "mean": "of the images' values",
+        "mean": "of the images' values" + _too_small(rows),
         "precision": upscaler.precision if upscaler is not None else "8-bit",
         "device": str(upscaler.device) if upscaler is not None else "cpu",
         "threads": torch.get_num_threads(),
@@ -153,6 +160,20 @@ def evaluate(
         ),
     }
     return Report(rows, mean, protocol)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Mean of the values that are defined; NaN where none is."""
+    defined = [value for value in values if not math.isnan(value)]
+    return math.fsum(defined) / len(defined) if defined else math.nan
+
+
+def _too_small(rows: Sequence[Row]) -> str:
+    """Names images that are smaller than SSIM's window."""
+    names = [row.name for row in rows if math.isnan(row.ssim_y)]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    listed = f"{', '.join(names[:3])}{more}"
+    return f"; SSIM without {listed}: below 11 pixels after the crop" if names else ""
 
 
 def _tensor(pixels: np.ndarray[Any, Any]) -> Tensor:

@@ -16,6 +16,7 @@ from srnet.cli import main
 from srnet.color import rgb_to_y
 from srnet.config import NetworkConfig
 from srnet.datasets import find_pairs, read_pair
+from srnet.errors import DataError
 from srnet.evaluation import Report, Row, evaluate
 from srnet.metrics import psnr_y
 from srnet.network import SRNet
@@ -154,3 +155,42 @@ def test_impossible_jpeg_qualities_are_refused(folder, text, capsys) -> None:
         main(["eval", "bicubic", "--scale", "2", "--data", str(folder), "--jpeg", text])
     assert caught.value.code == 2
     assert "e.g. 40-80" in capsys.readouterr().err
+
+
+def test_images_below_the_window_of_ssim_are_named_and_left_out(tmp_path, photo):
+    for name, side in (("large", 60), ("tiny", 14)):
+        Image.fromarray(photo("astronaut")[:side, :side]).save(tmp_path / f"{name}.png")
+    pairs = find_pairs(tmp_path, 2)
+    report = evaluate(None, pairs, 2, model="bicubic", data="two")
+    large, tiny = report.rows
+    assert math.isnan(tiny.ssim_y)
+    assert report.mean.ssim_y == large.ssim_y
+    assert report.mean.psnr_y == pytest.approx((large.psnr_y + tiny.psnr_y) / 2)
+    assert "SSIM without tiny: below 11 pixels" in report.protocol["mean"]
+    assert "n/a" in report.to_table()
+    text = json.dumps(report.to_json(), allow_nan=False)
+    assert json.loads(text)["mean"]["ssim_y"] == large.ssim_y
+    alone = evaluate(None, [pair for pair in pairs if pair.name == "tiny"], 2, model="b", data="t")
+    assert json.loads(json.dumps(alone.to_json(), allow_nan=False))["mean"]["ssim_y"] is None
+
+
+def test_no_pairs_are_one_line():
+    with pytest.raises(DataError, match="folder: no images"):
+        evaluate(None, [], 2, model="bicubic", data="folder")
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_measuring(tmp_path, photo, capsys):
+    Image.fromarray(photo("astronaut")[:40, :40]).save(tmp_path / "a.png")
+    (tmp_path / "file").write_text("")
+    words = ["eval", "bicubic", "--scale", "2", "--data", str(tmp_path), "--json"]
+    for target, text in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "file" / "report.json", "cannot be written"),
+    ):
+        assert main([*words, str(target)]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert len(captured.err.splitlines()) == 1
+        assert text in captured.err
+    assert main([*words, str(tmp_path / "new" / "report.json")]) == 0
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["report.json"]

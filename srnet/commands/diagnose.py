@@ -56,8 +56,12 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from srnet.diagnostics import examine
+    from srnet.report_file import check_report, write_report
     from srnet.verdicts import findings
 
+    for path in (args.html, args.json):
+        if path is not None:
+            check_report(path)
     pixels, title = _image(args.image)
     network, name, fresh = _network(args.model, args.seed)
     height, width = pixels.shape[:2]
@@ -102,10 +106,10 @@ def run(args: argparse.Namespace) -> int:
         page = render(
             report, examined, pixels, place, attribution, config.group_size, config.region_size
         )
-        _write(args.html, page)
+        write_report(args.html, page)
         print(f"wrote {args.html}")
     if args.json is not None:
-        _write(args.json, json.dumps(report, indent=1, allow_nan=False) + "\n")
+        write_report(args.json, json.dumps(report, indent=1, allow_nan=False) + "\n")
         print(f"wrote {args.json}")
     return 0
 
@@ -232,12 +236,3 @@ def _verdict(found: list[Finding]) -> list[str]:
 
 def _count(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
-
-
-def _write(path: Path, text: str) -> None:
-    """Writes a text file that appears only when complete."""
-    from srnet.image_io import atomic_output
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_output(path) as partial:
-        partial.write_text(text, encoding="utf-8")

@@ -56,6 +56,11 @@ def run(args: argparse.Namespace) -> int:
         what = args.model or "the default model"
         raise ConfigError(f"{what} needs --scale 2, 3 or 4")
 
+    from srnet.report_file import check_report, write_report
+
+    if args.json is not None:
+        check_report(args.json)
+
     from srnet.checkpoint import default_model, load_checkpoint
     from srnet.datasets import find_pairs, scan, summarise
     from srnet.errors import DataError
@@ -97,8 +102,7 @@ def run(args: argparse.Namespace) -> int:
     print(report.to_table())
     if args.json is not None:
         text = json.dumps(report.to_json(), indent=2, allow_nan=False) + "\n"
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(text, encoding="utf-8")
+        write_report(args.json, text)
     return 0
 
 
