@@ -238,6 +238,8 @@ def read(path: Path, max_pixels: int = MAX_PIXELS) -> Picture:
     image = _open(path, kind)
     _check_pixels(path, image.width, image.height, max_pixels)
     metadata = _metadata(image)
+    if kind == "png":
+        metadata = replace(metadata, dpi=_png_dpi(path))
     orientation = _orientation(image)
     frames = _frames(path, kind, image)
     try:
@@ -509,8 +511,10 @@ def write(
     if image.format == "ushort":
         interpretation = "grey16" if image.bands < 3 else "rgb16"
     image = image.copy(interpretation=interpretation)
+    # 72 where nothing is known, as every program takes it; libvips would state 25.4
+    dpi = metadata.dpi or (72, 72)
+    image = image.copy(xres=dpi[0] / 25.4, yres=dpi[1] / 25.4)
     if metadata.dpi is not None:
-        image = image.copy(xres=metadata.dpi[0] / 25.4, yres=metadata.dpi[1] / 25.4)
         image.set_type(pyvips.GValue.gstr_type, "resolution-unit", "in")
     for type_, name, value in metadata.fields:
         image.set_type(type_, name, value)
@@ -665,16 +669,31 @@ def _frames(path: Path, kind: str, image: pyvips.Image) -> int:
     return _apng_frames(path) if kind == "png" else _field(image, "n-pages", 1)
 
 
-def _apng_frames(path: Path) -> int:
-    """Frames of an animated PNG, of which libvips sees only the first: its acTL chunk stands before the pixels."""
+def _png_chunks(path: Path) -> dict[bytes, bytes]:
+    """The small chunks of a PNG before its pixels, by name: what libvips does not tell about the file."""
+    chunks: dict[bytes, bytes] = {}
     with path.open("rb") as file:
         file.seek(8)
         while len(head := file.read(8)) == 8 and head[4:] != b"IDAT":
             length = int.from_bytes(head[:4], "big")
-            if head[4:] == b"acTL" and length == 8:
-                return int.from_bytes(file.read(4), "big")
-            file.seek(length + 4, os.SEEK_CUR)
-    return 1
+            if length <= 16:
+                chunks[head[4:]] = file.read(length)
+            file.seek(4 + (length if length > 16 else 0), os.SEEK_CUR)
+    return chunks
+
+
+def _apng_frames(path: Path) -> int:
+    """Frames of an animated PNG, of which libvips sees only the first."""
+    return int.from_bytes(_png_chunks(path).get(b"acTL", b"\0\0\0\1")[:4], "big")
+
+
+def _png_dpi(path: Path) -> tuple[float, float] | None:
+    """Resolution that a PNG states; libvips gives 72 dpi also where there is none."""
+    chunk = _png_chunks(path).get(b"pHYs", b"")
+    if len(chunk) != 9 or chunk[8] != 1 or b"\0\0\0\0" in (chunk[:4], chunk[4:8]):
+        return None
+    x, y = (int.from_bytes(chunk[i : i + 4], "big") * 0.0254 for i in (0, 4))
+    return x, y
 
 
 def _orientation(image: pyvips.Image) -> int:

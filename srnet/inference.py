@@ -32,6 +32,7 @@ from srnet.tiling import Region, round_up, split, window_of
 if TYPE_CHECKING:
     from PIL import Image
 
+    from srnet.foreign import ForeignNetwork
     from srnet.image_io import Pixels
 
 Progress = Callable[[int, int], None]
@@ -67,7 +68,8 @@ class Upscaler:
             the whole image.
 
     Args:
-        network: A network, or the name or path of a checkpoint. Moved to the device in place.
+        network: A network, or the name or path of a model as `srnet.foreign.load_model` takes it. Moved to the
+            device in place.
         device: "auto", "cpu", "cuda", "cuda:1" or "mps".
         precision: "auto" takes bfloat16 where the device computes it natively, else float32.
         tile: "auto" takes what is fastest and fits in the device's free memory.
@@ -81,7 +83,7 @@ class Upscaler:
 
     def __init__(
         self,
-        network: SRNet | str | Path,
+        network: SRNet | ForeignNetwork | str | Path,
         *,
         device: str = "auto",
         precision: Precision | Literal["auto"] = "auto",
@@ -89,17 +91,26 @@ class Upscaler:
         overlap: int | None = None,
         self_ensemble: bool = False,
     ) -> None:
-        if not isinstance(network, SRNet):
-            from srnet.checkpoint import load_checkpoint
+        if isinstance(network, (str, Path)):
+            from srnet.foreign import load_model
 
-            network = load_checkpoint(network).network
+            network = load_model(network).network
         self.device = select_device(device)
         if precision not in ("auto", *_DTYPES):
             raise ConfigError(f"precision is {precision!r}; use auto, {', '.join(_DTYPES)}")
         self.precision = resolve_precision(precision, self.device.type)
+        usable = set(_DTYPES) if isinstance(network, SRNet) else network.precisions
+        if self.precision not in usable:
+            if precision != "auto":
+                raise ConfigError(
+                    f"precision is {precision!r}, this network computes in {', '.join(sorted(usable))} only"
+                )
+            self.precision = "fp32"
         self._deep_precision = "fp32" if precision == "auto" else self.precision
         # measured on CPUs: channels_last is 10 to 20 % faster than contiguous
-        self.network = network.eval().to(self.device).to(memory_format=torch.channels_last)
+        self.network: SRNet | ForeignNetwork = (
+            network.eval().to(self.device).to(memory_format=torch.channels_last)
+        )
         self.scale: int = network.scale
         self.self_ensemble = self_ensemble
         self.overlap = DEFAULT_OVERLAP if overlap is None else overlap
@@ -356,7 +367,9 @@ class Upscaler:
         free = free_memory(self.device)
         if free is None:
             return fastest
-        window = math.isqrt(free // 2 // (_BYTES_PER_PIXEL * self.network.config.embed_dim))
+        network = self.network
+        channels = network.config.embed_dim if isinstance(network, SRNet) else network.channels
+        window = math.isqrt(free // 2 // (_BYTES_PER_PIXEL * channels))
         return max(min(window - 2 * self.overlap, fastest), _SMALLEST_TILE)
 
 
