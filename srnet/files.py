@@ -490,6 +490,19 @@ def _target(source: Path, folder: Path, stem: str, options: Options, scale: int)
     return folder / f"{stem}{options.suffix.replace('{scale}', f'{factor:g}')}{suffix}"
 
 
+def find_images(inputs: Sequence[Path], recursive: bool = False) -> list[Path]:
+    """Lists the images that `plan` would take, before it is known where results go.
+
+    Args:
+        inputs: Files, folders, and patterns with ``*``.
+        recursive: Also take what is in folders inside folders.
+
+    Raises:
+        ImageError: If nothing matches a pattern.
+    """
+    return [file for file, _ in _collect(inputs, None, recursive)[0]]
+
+
 def _collect(
     inputs: Sequence[Path], output: Path | None, recursive: bool
 ) -> tuple[list[tuple[Path, Path]], list[Path]]:
