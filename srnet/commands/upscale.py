@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--model",
         metavar="NAME|FILE",
-        help="shipped model or checkpoint file (default: the shipped one)",
+        help="shipped model, or file of weights: srnet's, or another architecture's (default: the shipped one)",
     )
 
     size = parser.add_argument_group("size of the result")
@@ -301,13 +301,16 @@ def _check_size(args: argparse.Namespace) -> None:
 
 def _load(args: argparse.Namespace) -> tuple[Upscaler, str]:
     """Loads the model: the one asked for, else the smallest shipped one that reaches the size."""
-    from srnet.checkpoint import default_model, load_checkpoint, shipped_models
+    from srnet.checkpoint import shipped_models
+    from srnet.choice import choose_model
+    from srnet.files import find_images
+    from srnet.foreign import load_model
     from srnet.inference import DEFAULT_OVERLAP, Upscaler
 
     if args.model is not None:
         # a whole factor that models exist for must be this model's own; anything else is resampled
         wanted = int(args.scale) if args.scale in (2, 3, 4) else None
-        checkpoint = load_checkpoint(args.model, scale=wanted)
+        model = load_model(args.model, scale=wanted)
     else:
         scales = sorted({model.scale for model in shipped_models()})
         sized = any(
@@ -315,11 +318,14 @@ def _load(args: argparse.Namespace) -> tuple[Upscaler, str]:
             for name in ("width", "height", "max_side", "megapixels")
         )
         factor = args.scale or (max(scales, default=4) if sized else 4)
-        checkpoint = load_checkpoint(
-            default_model(next((s for s in scales if s >= factor), max(scales, default=4)))
+        choice = choose_model(
+            find_images([*args.inputs, *args.more], args.recursive),
+            next((s for s in scales if s >= factor), max(scales, default=4)),
         )
+        print(f"srnet: {choice.reason}", file=sys.stderr)
+        model = load_model(choice.model)
     upscaler = Upscaler(
-        checkpoint.network,
+        model.network,
         device=args.device,
         precision=args.precision,
         tile=args.tile,
@@ -331,7 +337,9 @@ def _load(args: argparse.Namespace) -> tuple[Upscaler, str]:
             f"srnet: warning: overlap {upscaler.overlap} is below {DEFAULT_OVERLAP}, seams between tiles may show",
             file=sys.stderr,
         )
-    return upscaler, checkpoint.name
+    for note in model.notes:
+        print(f"srnet: {args.model}: {note}", file=sys.stderr)
+    return upscaler, model.name
 
 
 def _colour(text: str) -> tuple[int, int, int]:
