@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -87,6 +88,9 @@ class Options:
         lossless: For WebP and AVIF: keep every pixel.
         metadata: Keep what the input carries, or strip all but the colour profile.
         background: RGB, 0 to 255, under transparent pixels where the format has no alpha.
+        profile: Keep the input's colour profile, or convert to sRGB.
+        animated: Upscale every frame of GIF and WebP files, if such are written.
+        compare: Also write a before-and-after picture beside each result.
         existing: What to do where the target exists: refuse, overwrite it, or skip if it is complete and was made of
             the same input with the same settings.
         max_pixels: Largest input that is read, pixels.
@@ -99,6 +103,9 @@ class Options:
     lossless: bool = False
     metadata: Literal["keep", "strip"] = "keep"
     background: tuple[int, int, int] = (255, 255, 255)
+    profile: Literal["keep", "srgb"] = "keep"
+    animated: bool = False
+    compare: bool = False
     existing: Literal["refuse", "overwrite", "skip"] = "refuse"
     max_pixels: int = image_io.MAX_PIXELS
 
@@ -111,7 +118,18 @@ class Options:
             "lossless": self.lossless,
             "metadata": self.metadata,
             "background": self.background,
+            "profile": self.profile,
+            "animated": self.animated,
         }
+
+    def read(self, path: Path, format: OutputFormat) -> Picture:
+        """Decodes an input as it is needed for a format to be written."""
+        return image_io.read(
+            path,
+            self.max_pixels,
+            animated=self.animated and format in image_io.ANIMATED,
+            to_srgb=self.profile == "srgb" or format in image_io.NO_PROFILE,
+        )
 
 
 @dataclass(frozen=True)
@@ -133,6 +151,7 @@ class Result:
         seconds: Wall time, reading included, writing not.
         notes: What the user should know: frames or metadata left out, depth reduced.
         skipped: The target was there already.
+        compared: The before-and-after picture, and the PSNR in dB of the result shrunk back against the input.
     """
 
     job: Job
@@ -141,6 +160,7 @@ class Result:
     seconds: float
     notes: tuple[str, ...] = ()
     skipped: bool = False
+    compared: tuple[Path, float] | None = None
 
     @property
     def megapixels_per_second(self) -> float:
@@ -209,6 +229,7 @@ def plan(
             stem = source.name.replace(".", "_")
             targets[source] = _target(source, targets[source].parent, stem, options, scale)
     results = {target.absolute() for target in targets.values()}
+    results |= {compare_path(target) for target in results}
     named = {path.absolute() for path in inputs}
     jobs = []
     for source, target in targets.items():
@@ -327,6 +348,7 @@ class _Computed:
     format: OutputFormat
     recipe: str
     metadata: image_io.Metadata
+    animation: image_io.Animation | None
     canvas: Canvas
 
 
@@ -348,11 +370,13 @@ def _read(job: Job, options: Options, upscaler: Upscaler) -> _Read | Result | Fa
                 )
             if options.existing == "skip":
                 notes = _finished(job, format, size, recipe)
-                if notes is not None:
+                if notes is not None and (not options.compare or compare_path(job.target).exists()):
                     return Result(job, *size, 0.0, notes, skipped=True)
-            if options.existing == "refuse":
+        beside = [compare_path(job.target)] if options.compare else []
+        for path in [job.target, *beside] if options.existing == "refuse" else []:
+            if path.exists():
                 raise ImageError(
-                    f"{job.target}: exists already; use --overwrite, --skip-existing or another -o"
+                    f"{path}: exists already; use --overwrite, --skip-existing or another -o"
                 )
         job.target.parent.mkdir(parents=True, exist_ok=True)
         # PNG and TIFF of photographs take about the raw size, and a large result is also kept raw while it is encoded
@@ -363,8 +387,8 @@ def _read(job: Job, options: Options, upscaler: Upscaler) -> _Read | Result | Fa
                 f"{job.target}: needs about {need / 1e6:.0f} MB, the disk has {free / 1e6:.0f} MB free; "
                 f"make room or use -o on another disk"
             )
-        small = header.width * header.height <= _READ_AHEAD
-        picture = image_io.read(job.source, options.max_pixels) if small else None
+        small = header.width * header.height * header.frames <= _READ_AHEAD
+        picture = options.read(job.source, format) if small else None
         return _Read(format, header, size, recipe, picture)
     except (ImageError, OSError, MemoryError) as error:
         return Failure(job, _as_image_error(job, error))
@@ -379,15 +403,18 @@ def _compute(
     stack: ExitStack,
     start: float,
 ) -> _Computed:
-    picture = read.picture or image_io.read(job.source, options.max_pixels)
+    picture = read.picture or options.read(job.source, read.format)
     height, width, channels = picture.pixels.shape
     scale = upscaler.scale
     canvas = stack.enter_context(Canvas(job.target.parent, width * scale, height * scale))
-    for _, strip in upscaler.bands(picture.pixels, progress):
-        rows = image_io.fit_format(strip, read.format, options.background)
-        canvas.put(rows)
+    count = len(picture.animation.delays) if picture.animation is not None else 1
+    for index, frame in enumerate(np.split(picture.pixels, count)):
+        show = progress and partial(_frame_progress, progress, index, count)
+        for _, strip in upscaler.bands(frame, show):
+            rows = image_io.fit_format(strip, read.format, options.background)
+            canvas.put(rows)
     notes = []
-    if picture.frames > 1:
+    if picture.frames > count:
         notes.append(f"only the first of {picture.frames} frames or pages is upscaled")
     if rows.dtype != picture.pixels.dtype:
         notes.append(
@@ -404,26 +431,60 @@ def _compute(
     seconds = time.perf_counter() - start
     metadata = picture.metadata if options.metadata == "keep" else picture.metadata.only_icc()
     result = Result(job, *read.size, seconds, tuple(notes))
-    return _Computed(result, read.format, read.recipe, metadata, canvas)
+    return _Computed(result, read.format, read.recipe, metadata, picture.animation, canvas)
+
+
+def _frame_progress(progress: Progress, index: int, count: int, done: int, total: int) -> None:
+    """Progress of one frame as that of all."""
+    progress(index * total + done, count * total)
 
 
 def _write(computed: _Computed, options: Options, stack: ExitStack) -> Result | Failure:
     """Resamples to the announced size and encodes; removes the canvas."""
-    result = computed.result
+    result, animation = computed.result, computed.animation
+    job, count = result.job, 1 if animation is None else len(animation.delays)
     with stack:
         try:
             image_io.write(
-                result.job.target,
-                image_io.resample(computed.canvas.image(), result.width, result.height),
+                job.target,
+                image_io.resample_frames(
+                    computed.canvas.image(count == 1), count, result.width, result.height
+                ),
                 computed.format,
                 computed.metadata,
                 options.quality,
                 options.lossless,
                 computed.recipe,
+                animation,
             )
+            if options.compare:
+                return _compare(result, options)
         except (ImageError, OSError, MemoryError) as error:
-            return Failure(result.job, _as_image_error(result.job, error))
+            return Failure(job, _as_image_error(job, error))
     return result
+
+
+def compare_path(target: Path) -> Path:
+    """Where the before-and-after picture of a result stands."""
+    return target.with_name(f"{target.stem}_compare.png")
+
+
+def _compare(result: Result, options: Options) -> Result:
+    """Writes the before-and-after picture from what is on disk, so that the encoder's loss shows as well."""
+    from srnet.compare import LARGEST, compare
+
+    pixels = result.width * result.height
+    if pixels > LARGEST:
+        note = f"--compare is left out: {pixels / 1e6:.0f} megapixels, over its limit of {LARGEST / 1e6:.0f}"
+        return replace(result, notes=(*result.notes, note))
+    before, after = (
+        image_io.fit_format(image_io.read(path, 2**40).pixels, "jpeg", options.background)
+        for path in (result.job.source, result.job.target)
+    )
+    picture, psnr = compare(before, after)
+    path = compare_path(result.job.target)
+    image_io.write(path, picture, "png")
+    return replace(result, compared=(path, psnr))
 
 
 def _depth(pixels: image_io.Pixels) -> str:

@@ -58,6 +58,10 @@ _LOADERS = {
 _MAX_SIDE = {"jpeg": 65535, "webp": 16383, "avif": 16384, "gif": 65535, "bmp": 65535}
 _DEEP = {"png": 16, "tiff": 32, "avif": 12}  # bits a channel where a format has more than 8
 _NO_ALPHA = {"jpeg", "bmp"}
+NO_PROFILE = {"gif", "bmp"}
+"""Formats that hold no colour profile; what goes there has to be sRGB."""
+ANIMATED = {"gif", "webp"}
+"""Formats of which every frame is read and written."""
 _KEPT = ("exif-", "xmp-data", "iptc-data", "icc-profile-data", "png-comment-", "image-description")
 _KINDS = {"uint8": "uchar", "uint16": "ushort", "float32": "float"}
 _PARTIAL = ".srnet-part"
@@ -119,21 +123,36 @@ class Metadata:
 
 
 @dataclass(frozen=True)
+class Animation:
+    """How frames follow each other.
+
+    Attributes:
+        delays: How long each frame is shown, milliseconds.
+        loop: How often all are shown; 0 without end.
+    """
+
+    delays: tuple[int, ...]
+    loop: int
+
+
+@dataclass(frozen=True)
 class Picture:
     """A decoded image.
 
     Attributes:
         pixels: (H, W, C) with C 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha; straight alpha. uint8 and uint16
-            use their full range, float32 holds the file's values.
+            use their full range, float32 holds the file's values. The frames of an animation stand below each other.
         format: Real format of the file it came from.
         metadata: Profile, EXIF and so on; the orientation is already applied.
-        frames: Frames in the file; the pixels are those of the first.
+        frames: Frames in the file; the pixels are those of the first unless there is an animation.
+        animation: Set where the pixels hold all frames.
     """
 
     pixels: Pixels
     format: str
     metadata: Metadata = Metadata()
     frames: int = 1
+    animation: Animation | None = None
 
 
 def disable_cache() -> None:
@@ -216,15 +235,19 @@ def read_header(path: Path, max_pixels: int = MAX_PIXELS) -> Header:
     return Header(kind, height if turned else width, width if turned else height, frames)
 
 
-def read(path: Path, max_pixels: int = MAX_PIXELS) -> Picture:
-    """Decodes an image file; of an animation or a multi-page file the first frame.
+def read(
+    path: Path, max_pixels: int = MAX_PIXELS, *, animated: bool = False, to_srgb: bool = False
+) -> Picture:
+    """Decodes an image file; of an animation or a multi-page file the first frame unless asked otherwise.
 
     Palettes and single bits are expanded, CMYK and Lab become sRGB through the embedded profile, the EXIF orientation
     is applied.
 
     Args:
         path: Image file.
-        max_pixels: Largest image that is accepted, pixels.
+        max_pixels: Largest image that is accepted, pixels; of all frames together if they are read.
+        animated: Read every frame of a GIF or WebP file.
+        to_srgb: Convert 8 and 16 bit pixels from the embedded profile to sRGB.
 
     Returns:
         Pixels and what travels beside them.
@@ -237,6 +260,13 @@ def read(path: Path, max_pixels: int = MAX_PIXELS) -> Picture:
         return _read_bmp(path, max_pixels)
     image = _open(path, kind)
     _check_pixels(path, image.width, image.height, max_pixels)
+    animation = None
+    if animated and kind in ANIMATED and _frames(path, kind, image) > 1:
+        image = _open(path, kind, n=-1)
+        _check_pixels(path, image.width, image.height, max_pixels)
+        count = image.height // int(image.get("page-height"))
+        delays = image.get("delay") if image.get_typeof("delay") else [100] * count
+        animation = Animation(tuple(delays[:count]), _field(image, "loop", 0))
     metadata = _metadata(image)
     if kind == "png":
         metadata = replace(metadata, dpi=_png_dpi(path))
@@ -244,6 +274,12 @@ def read(path: Path, max_pixels: int = MAX_PIXELS) -> Picture:
     frames = _frames(path, kind, image)
     try:
         converted = _to_rgb(image)
+        if (
+            to_srgb
+            and metadata.icc is not None
+            and converted.interpretation == image.interpretation
+        ):
+            converted, metadata = _to_srgb(converted, metadata)
         if converted.bands > 4 or converted.format not in ("uchar", "ushort", "float", "double"):
             raise ImageError(
                 f"{path}: {converted.bands} channels of type {converted.format} are not supported; "
@@ -264,7 +300,7 @@ def read(path: Path, max_pixels: int = MAX_PIXELS) -> Picture:
         raise ImageError(
             f"{path}: {int((~np.isfinite(pixels)).sum())} pixel values are infinite or no number"
         )
-    return Picture(orient(pixels, orientation), kind, metadata, frames)
+    return Picture(orient(pixels, orientation), kind, metadata, frames, animation)
 
 
 def read_rgb8(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
@@ -438,8 +474,12 @@ class Canvas:
                 raise ImageError(f"{self._path.parent}: {error.strerror}") from error
         self._row += len(strip)
 
-    def image(self) -> pyvips.Image:
-        """Returns all rows as a libvips image, to be used while the canvas is open."""
+    def image(self, sequential: bool = True) -> pyvips.Image:
+        """Returns all rows as a libvips image, to be used while the canvas is open.
+
+        Args:
+            sequential: It will be read once from top to bottom, which keeps little of a file in memory.
+        """
         if self._array is not None:
             return _from_array(self._array)
         assert self._file is not None
@@ -450,8 +490,19 @@ class Canvas:
             self.height,
             self._bands,
             format=self._kind,
-            access="sequential",
+            access="sequential" if sequential else "random",
         )
+
+
+def resample_frames(image: pyvips.Image, count: int, width: int, height: int) -> pyvips.Image:
+    """Resamples each of the frames that stand below each other to exactly this size, as `resample` does."""
+    rows = image.height // count
+    if (image.width, rows) == (width, height):
+        return image
+    frames = [
+        resample(image.crop(0, i * rows, image.width, rows), width, height) for i in range(count)
+    ]
+    return pyvips.Image.arrayjoin(frames, across=1)
 
 
 def resample(image: pyvips.Image, width: int, height: int) -> pyvips.Image:
@@ -489,6 +540,7 @@ def write(
     quality: int | None = None,
     lossless: bool = False,
     recipe: str | None = None,
+    animation: Animation | None = None,
 ) -> None:
     """Encodes an image to a file, which appears under its name only when it is complete.
 
@@ -500,12 +552,14 @@ def write(
         quality: 1 to 100 for JPEG, WebP and AVIF; None takes 95 for JPEG and 90 for the others.
         lossless: For WebP and AVIF: keep every pixel.
         recipe: Written into the file as the software that made it, for `recipe_state` to find.
+        animation: The frames that stand below each other in pixels; for GIF and WebP.
 
     Raises:
         ImageError: If the file cannot be written.
     """
     image = _from_array(pixels) if isinstance(pixels, np.ndarray) else pixels
-    check_target(format, image.width, image.height)
+    rows = image.height // (len(animation.delays) if animation is not None else 1)
+    check_target(format, image.width, rows)
     metadata = metadata or Metadata()
     interpretation = {1: "b-w", 2: "b-w", 3: "srgb", 4: "srgb"}[image.bands]
     if image.format == "ushort":
@@ -522,6 +576,10 @@ def write(
         image.set_type(pyvips.GValue.blob_type, "jpeg-thumbnail-data", b"")  # drops the thumbnail
     # without it libvips takes the orientation from the EXIF block, and the pixels would be turned twice
     image.set_type(pyvips.GValue.gint_type, "orientation", 1)
+    if animation is not None:
+        image.set_type(pyvips.GValue.gint_type, "page-height", rows)
+        image.set_type(pyvips.GValue.array_int_type, "delay", list(animation.delays))
+        image.set_type(pyvips.GValue.gint_type, "loop", animation.loop)
     stamp = None if recipe is None else _STAMP + recipe
     if stamp is not None:
         # the EXIF tag Software; libvips writes no EXIF into TIFF
@@ -632,7 +690,7 @@ def _known_format(path: Path) -> str:
     return kind
 
 
-def _open(path: Path, kind: str) -> pyvips.Image:
+def _open(path: Path, kind: str, **options: Any) -> pyvips.Image:
     """Opens a file for one pass from top to bottom; damage is an error, not a warning."""
     loader = _LOADERS[kind]
     if not pyvips.type_find("VipsOperation", loader):
@@ -642,7 +700,9 @@ def _open(path: Path, kind: str) -> pyvips.Image:
     try:
         # a source takes the name literally; new_from_file would read [options] from it
         source = pyvips.Source.new_from_file(str(path))
-        return getattr(pyvips.Image, loader)(source, access="sequential", fail_on="warning")
+        return getattr(pyvips.Image, loader)(
+            source, access="sequential", fail_on="warning", **options
+        )
     except pyvips.Error as error:
         raise ImageError(f"{path}: damaged or cut short ({_reason(error)})") from error
 
@@ -722,6 +782,21 @@ def _to_rgb(image: pyvips.Image) -> pyvips.Image:
     if image.interpretation in ("lab", "labs"):
         return image.colourspace("srgb")
     return image
+
+
+def _to_srgb(image: pyvips.Image, metadata: Metadata) -> tuple[pyvips.Image, Metadata]:
+    """Converts from the embedded profile to sRGB; grey stays grey, without a profile."""
+    if image.format not in ("uchar", "ushort"):
+        return image, metadata
+    grey = image.bands < 3
+    result = image.icc_transform("srgb", embedded=True, depth=16 if image.format == "ushort" else 8)
+    fields = tuple(field for field in metadata.fields if field[1] != "icc-profile-data")
+    if grey:
+        result = result[0].bandjoin(result[3]) if result.bands == 4 else result[0]
+    else:
+        name = "icc-profile-data"
+        fields += ((result.get_typeof(name), name, result.get(name)),)
+    return result, replace(metadata, fields=fields)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ LAYERS = [
         "attribution",
         "verdicts",
     },
-    {"inference", "evaluation", "training", "choice", "diagnose_page", "report_file"},
+    {"inference", "compare", "evaluation", "training", "bench", "choice", "diagnose_page", "report_file"},
     {"files"},
     {"commands"},
     {"cli", "__main__", "__init__"},
@@ -36,6 +36,7 @@ SIDEWAYS = {
     ("pairs", "image_io"),
     ("verdicts", "diagnostics"),
     ("evaluation", "inference"),
+    ("bench", "inference"),
     ("foreign", "checkpoint"),
     ("__main__", "cli"),
 }
@@ -57,7 +58,9 @@ TOP = {
     "attribution": {"torch"},
     "diagnose_page": {"torch", "numpy"},
     "inference": {"torch", "numpy"},
+    "compare": {"torch", "numpy", "PIL"},
     "evaluation": {"torch", "numpy"},
+    "bench": {"torch"},
     "files": {"numpy"},
     "report_file": set(),
     "training": {"torch", "numpy", "yaml", "pydantic", "lightning", "timm", "wandb", "safetensors"},
@@ -77,7 +80,8 @@ INSIDE = {
     "inference": {"PIL"},
     "choice": {"PIL"},
     "training": {"kornia", "torchvision"},
-    "commands": {"torch", "numpy"},
+    "bench": {"spandrel"},
+    "commands": {"torch", "numpy", "matplotlib"},
 }
 
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -1,5 +1,6 @@
 """``srnet upscale`` as a user runs it: names, messages, exit codes, and nothing left behind."""
 
+import io
 import json
 import os
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
 from srnet.checkpoint import save_checkpoint, shipped_models
@@ -643,3 +644,96 @@ def test_self_ensemble_is_a_mean_over_views(upscale, picture, tmp_path):
     )
     assert np.abs(one - eight).max() > 0
     assert np.abs(one - eight).mean() < 10
+
+
+def test_compare_writes_a_picture_beside_the_result_and_says_the_number(upscale, picture, tmp_path):
+    picture("in/a.png", (60, 50), "RGBA")
+    code, out, err = upscale("in", "--compare", "--json")
+    assert code == 0
+    row = json.loads(out)
+    assert row["compare"] == "in/a_x2_compare.png"
+    assert 5 < row["psnr_shrunk_back"] < 60
+    assert f"{row['psnr_shrunk_back']:.2f} dB PSNR" in err
+    with Image.open(tmp_path / "in" / "a_x2_compare.png") as image:
+        assert image.width == 644
+    assert upscale("in", "--compare", "--skip-existing")[1] == ""  # no input of the next run
+    (tmp_path / "in" / "a_x2_compare.png").unlink()
+    assert upscale("in", "--compare", "--skip-existing")[1] == "in/a_x2.png\n"
+    (tmp_path / "in" / "a_x2.png").unlink()
+    code, _, err = upscale("in", "--compare")
+    assert code == 1
+    assert "a_x2_compare.png: exists already" in err
+
+
+@pytest.mark.parametrize(("source", "target"), [("gif", "gif"), ("webp", "webp"), ("gif", "webp")])
+@pytest.mark.parametrize("scale", [2, 1.5])
+def test_every_frame_of_an_animation_is_upscaled_with_its_delay(
+    upscale, tmp_path, source, target, scale
+):
+    colours = [(250, 0, 0), (0, 250, 0), (0, 0, 250)]
+    frames = [Image.new("RGB", (12, 9), colour) for colour in colours]
+    delays = [80, 200, 40]
+    name = f"a.{source}"
+    frames[0].save(
+        tmp_path / name, save_all=True, append_images=frames[1:], duration=delays, loop=3
+    )
+    words = ["-o", f"b.{target}", "-s", scale, "--animated", "--lossless"]
+    code, _, err = upscale(name, *words)
+    assert code == 0
+    assert "first of" not in err
+    alone = []
+    for index, frame in enumerate(frames):
+        frame.save(tmp_path / f"{index}.png")
+        upscale(f"{index}.png", "-o", f"{index}_b.png", "-s", scale)
+        alone.append(np.asarray(Image.open(tmp_path / f"{index}_b.png").convert("RGB")).astype(int))
+    with Image.open(tmp_path / f"b.{target}") as result:
+        # GIF counts how often all is repeated, WebP how often it is shown
+        assert (result.n_frames, result.info["loop"]) == (3, 4 if source != target else 3)
+        assert result.size == (round(12 * scale), int(9 * scale + 0.5))
+        for index in range(3):
+            result.seek(index)
+            pixels = np.asarray(result.convert("RGB")).astype(int)
+            assert result.info["duration"] == delays[index]
+            assert np.abs(pixels - alone[index]).mean() < 12
+    assert upscale(name, *words, "--skip-existing")[1] == ""
+    assert upscale(name, *words[:-2], "--lossless", "--skip-existing")[1] == f"b.{target}\n"
+
+
+def test_an_animation_to_a_format_without_frames_says_so(upscale, tmp_path):
+    frames = [Image.new("RGB", (12, 9), colour) for colour in ("red", "green")]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    code, _, err = upscale("a.gif", "-f", "png", "--animated")
+    assert code == 0
+    assert "first of 2 frames" in err
+
+
+def profile_of(name):
+    """An ICC profile that stores colours otherwise than sRGB: libvips' Display P3."""
+    import pyvips
+
+    image = pyvips.Image.black(1, 1, bands=3).copy(interpretation="srgb").icc_transform(name)
+    return image.get("icc-profile-data")
+
+
+@pytest.mark.parametrize("words", [("-f", "png", "--profile", "srgb"), ("-f", "bmp")])
+def test_colours_become_srgb_on_request_and_where_no_profile_can_be_kept(upscale, tmp_path, words):
+    p3 = profile_of("p3")
+    image = Image.new("RGB", (16, 16), (200, 60, 40))
+    image.save(tmp_path / "a.png", icc_profile=p3)
+    same = ImageCms.profileToProfile(
+        image, io.BytesIO(p3), ImageCms.createProfile("sRGB"), outputMode="RGB"
+    )
+    same.save(tmp_path / "srgb.png")
+    upscale("srgb.png", "-o", "expected.png")
+    upscale("a.png", "-o", "kept.png")
+    assert upscale("a.png", "-o", f"b.{words[1]}", *words)[0] == 0
+    results = {
+        name: np.asarray(Image.open(tmp_path / name)).astype(int)
+        for name in ("expected.png", "kept.png", f"b.{words[1]}")
+    }
+    difference = np.abs(results[f"b.{words[1]}"] - results["expected.png"])
+    assert difference.max() <= 4
+    assert np.abs(results["kept.png"] - results["expected.png"]).max() > 8
+    with Image.open(tmp_path / "kept.png") as kept, Image.open(tmp_path / f"b.{words[1]}") as b:
+        assert kept.info["icc_profile"] == p3
+        assert b.info.get("icc_profile") != p3

@@ -94,6 +94,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="EXIF, XMP, dpi, text (default: keep)",
     )
     add(
+        "--profile",
+        choices=("keep", "srgb"),
+        default="keep",
+        help="keep the colour profile, or convert to sRGB (default: keep)",
+    )
+    add("--animated", action="store_true", help="every frame of GIF and WebP, not only the first")
+    add(
+        "--compare",
+        action="store_true",
+        help="also write NAME_compare.png, before and after with zoomed parts, and say how well the result "
+        "shrinks back to the input",
+    )
+    add(
         "--background",
         type=_colour,
         default=(255, 255, 255),
@@ -212,6 +225,9 @@ def run(args: argparse.Namespace) -> int:
         lossless=args.lossless,
         metadata=args.metadata,
         background=args.background,
+        profile=args.profile,
+        animated=args.animated,
+        compare=args.compare,
         existing="overwrite" if args.overwrite else "skip" if args.skip_existing else "refuse",
         max_pixels=args.max_pixels,
     )
@@ -268,6 +284,14 @@ def run(args: argparse.Namespace) -> int:
             f"{outcome.seconds:.1f} s, {outcome.megapixels_per_second:.2f} MP/s",
             file=sys.stderr,
         )
+        if outcome.compared is not None:
+            picture, psnr = outcome.compared
+            row |= {"compare": str(picture), "psnr_shrunk_back": round(psnr, 2) if psnr < 1000 else None}
+            print(
+                f"srnet: {picture}: shrunk back with MATLAB's bicubic, the result has {psnr:.2f} dB PSNR "
+                f"against its input",
+                file=sys.stderr,
+            )
         row |= {"seconds": round(outcome.seconds, 3), "notes": list(outcome.notes), **used}
         print(json.dumps(row) if args.json else target, flush=True)
     if not single:
