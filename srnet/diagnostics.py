@@ -69,6 +69,25 @@ class HeadStatistics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionMass:
+    """Share of full attention that as many keys as a group keeps hold; 1 is all of it.
+
+    Full attention is that of all candidates, by q.k and distance: the predictor's relevance takes no part in it.
+    """
+
+    selected: float
+    """The predictor's keys."""
+    oracle: float
+    """The best list of keys for the group, all its queries and heads together."""
+    nearest: float
+    """The nearest keys."""
+    chance: float
+    """Keys drawn at random."""
+    selected_of_own: float
+    """The predictor's keys, of the layer's own attention if it kept all candidates, relevance included."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerStatistics:
     """One attention layer."""
 
@@ -102,6 +121,7 @@ class LayerStatistics:
     """The same for the nearest keys."""
     recall_chance: float
     """The same for keys drawn at random."""
+    mass: AttentionMass
     contribution: float
     """Root mean square of what the layer adds, over that of its input."""
 
@@ -286,7 +306,7 @@ def _examine(name: str, layer: SparseAttention, x: Tensor, out: Tensor, seed: in
     scale, misfit = _fit_scale(parts, out)
     used = scale if scale is not None else parts.D**-0.5
     heads, maps = _heads(parts, used)
-    recall = _recall(parts, used)
+    recall, mass = _recall(parts, used)
     q_rms, k_rms = _rms(parts.q), _rms(parts.kv.chunk(2, -1)[0])
     inside = torch.isfinite(parts.relevance[0])
     pixel = pixel_index(
@@ -311,6 +331,7 @@ def _examine(name: str, layer: SparseAttention, x: Tensor, out: Tensor, seed: in
         recall=recall["selected"],
         recall_nearest=recall["nearest"],
         recall_chance=recall["chance"],
+        mass=mass,
         contribution=_rms(added) / max(_rms(x), 1e-12),
     )
     return Examination(statistics, maps)
@@ -422,12 +443,13 @@ def _histogram(values: Tensor, low: float, high: float) -> tuple[float, float, T
     return low, high, counts / max(1, len(values))
 
 
-def _recall(parts: _Layer, scale: float) -> dict[str, float]:
+def _recall(parts: _Layer, scale: float) -> tuple[dict[str, float], AttentionMass]:
     """How well the predictor's choice agrees with the attention that all candidates would get."""
     layer, K = parts.layer, parts.index.shape[-1]
     g, r = layer.group_size, layer.region_size
     pq, pk = layer.predictor(parts.normed).permute(0, 3, 1, 2).chunk(2, dim=1)
     content = predict_relevance(pq, pk, g, r, 0.0)  # (1, Y, X, M)
+    relevance = predict_relevance(pq, pk, g, r, layer.predictor_slope)
     every = torch.arange(r * r, device=content.device).expand_as(content)
     # relevance 0 for candidates that exist: the oracle knows q.k and the distance, not the predictor
     plain = torch.zeros_like(content).masked_fill(content.isinf(), -math.inf)
@@ -435,7 +457,8 @@ def _recall(parts: _Layer, scale: float) -> dict[str, float]:
     to_centre = torch.hypot(axis[:, None], axis[None, :]).flatten()
 
     sums = dict.fromkeys(("selected", "nearest", "chance", "nearest_share"), 0.0)
-    oracle_keys = 0
+    held = dict.fromkeys(("selected", "oracle", "nearest", "chance", "selected_of_own"), 0.0)
+    oracle_keys, total = 0, 0.0
     spreads = []
     for groups in torch.split(parts.spread(_RECALL_GROUPS), _CHUNK):
         some = parts.parts(groups, plain, every)
@@ -453,10 +476,20 @@ def _recall(parts: _Layer, scale: float) -> dict[str, float]:
         sums["nearest"] += float((nearest & oracle).sum())
         sums["nearest_share"] += float((near & chosen).sum())
         sums["chance"] += float((oracle.sum(1).square() / exists.sum(1)).sum())
+        own = parts.parts(groups, relevance, every).probability(scale)
+        own = (own * some.real_GN[:, None, :, None]).sum((1, 2))
+        mass = mass.clamp(min=0)
+        total += float(mass.sum())
+        held["selected"] += float(mass[chosen].sum())
+        held["oracle"] += float(mass[oracle].sum())
+        held["nearest"] += float(mass[nearest].sum())
+        held["chance"] += float((mass.sum(1) * oracle.sum(1) / exists.sum(1)).sum())
+        held["selected_of_own"] += float(own[chosen].sum())
         values = content.flatten(0, 2)[groups].masked_fill(~exists, math.nan)
         spreads.append((values - values.nanmean(1, keepdim=True)).square().nanmean(1).sqrt())
     result = {name: value / max(1, oracle_keys) for name, value in sums.items()}
-    return result | {"relevance_std": float(torch.cat(spreads).mean())}
+    shares = {name: value / max(1e-12, total) for name, value in held.items()}
+    return result | {"relevance_std": float(torch.cat(spreads).mean())}, AttentionMass(**shares)
 
 
 def _mark(index: Tensor, exists: Tensor) -> Tensor:

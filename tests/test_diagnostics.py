@@ -173,6 +173,7 @@ def test_statistics_equal_a_plain_count(lr):
     scores, largest, entropies, distances = [], [], [], []
     selected = set()
     hits = nearest_hits = oracle_size = 0
+    held = {"selected": 0.0, "oracle": 0.0, "nearest": 0.0, "chance": 0.0, "selected_of_own": 0.0}
     for gy in range(2):
         for gx in range(2):
             y0, x0 = gy * 8, gx * 8
@@ -191,7 +192,15 @@ def test_statistics_equal_a_plain_count(lr):
                 for y in range(max(0, y0 - 8), min(12, y0 + 16))
                 for x in range(max(0, x0 - 8), min(11, x0 + 16))
             ]
-            mass = torch.zeros(len(square))
+            mass, own = torch.zeros(len(square)), torch.zeros(len(square))
+            group_pq = torch.stack([pq[place] for place in pixels]).mean(0)
+            middle = (y0 + 3.5, x0 + 3.5)
+            relevance_of = torch.tensor(
+                [
+                    float(group_pq @ pk[place]) / math.sqrt(8) - 0.1 * math.dist(place, middle)
+                    for place in square
+                ]
+            )
             for y, x in pixels:
                 for h in range(2):
                     slope = 2.0 ** (-4 * (h + 1))
@@ -206,12 +215,18 @@ def test_statistics_equal_a_plain_count(lr):
                     every = torch.stack([q[y, x, h] @ k[a, b, h] / 4 for a, b in square])
                     away = torch.tensor([math.dist((y, x), place) for place in square])
                     mass += (every - slope * away).softmax(0)
+                    own += (every - slope * away + relevance_of).softmax(0)
             oracle = {square[i] for i in mass.topk(min(60, len(square))).indices.tolist()}
-            middle = (y0 + 3.5, x0 + 3.5)
             oracle_size += len(oracle)
             hits += len(oracle & {key[:2] for key in keys})
             ordered = sorted(square, key=lambda place: math.dist(place, middle))
             nearest_hits += len(oracle & set(ordered[:60]))
+            chosen = [square.index(key[:2]) for key in keys]
+            held["selected"] += float(mass[chosen].sum())
+            held["selected_of_own"] += float(own[chosen].sum())
+            held["oracle"] += float(mass.topk(min(60, len(square))).values.sum())
+            held["nearest"] += float(mass[[square.index(p) for p in ordered[:60]]].sum())
+            held["chance"] += float(mass.sum()) * min(60, len(square)) / len(square)
     head = s.heads[0]
     assert s.scale == pytest.approx(0.25, rel=1e-3)
     assert s.scale_misfit < 1e-4
@@ -226,7 +241,11 @@ def test_statistics_equal_a_plain_count(lr):
     assert s.recall_nearest == pytest.approx(
         nearest_hits / oracle_size, abs=0.03
     )  # ties of distance
-    assert pq.shape == pk.shape
+    queries = 2 * 132  # each of two heads gives a mass of 1
+    for name, value in held.items():
+        tolerance = 0.02 if name == "nearest" else 1e-4  # ties of distance
+        assert getattr(s.mass, name) == pytest.approx(value / queries, abs=tolerance), name
+    assert max(s.mass.selected, s.mass.nearest, s.mass.chance) < s.mass.oracle < 1
 
 
 def test_histograms_and_attention_are_shares(lr):
