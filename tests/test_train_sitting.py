@@ -1,0 +1,125 @@
+"""A sitting of training: what is published, what is written down."""
+
+import csv
+import importlib
+import itertools
+import json
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from srnet.checkpoint import load_checkpoint, save_checkpoint
+from srnet.config import NetworkConfig
+from srnet.network import SRNet
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+NETWORK = {
+    "scale": 2,
+    "embed_dim": 8,
+    "num_blocks": 1,
+    "convs_per_block": 1,
+    "attention_blocks": [],
+    "num_heads": 1,
+}
+
+
+@pytest.fixture
+def place(tmp_path, photo):
+    """A folder with images, a configuration, an empty registry."""
+    for name, image in (("train", photo("coffee")), ("validation", photo("chelsea")[:64, :64])):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.ascontiguousarray(image)).save(tmp_path / name / "photo.png")
+    (tmp_path / "checkpoints").mkdir()
+    registry = {"base_url": None, "models": []}
+    (tmp_path / "checkpoints" / "registry.json").write_text(json.dumps(registry))
+    config = {
+        "name": "run",
+        "network": NETWORK,
+        "data": {
+            "train": ["train"],
+            "validation": {"photos": "validation"},
+            "patch_size": 8,
+            "batch_size": 2,
+            "cache_dir": "cache",
+            "weights_license": "CC0-1.0",
+        },
+        "optim": {"warmup_steps": 2, "ema_decay": 0.5},
+        "trainer": {"max_steps": 3, "val_every_n_steps": 3, "save_every_n_steps": 2},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+@pytest.fixture
+def sitting(place, monkeypatch, capfd):
+    """A function: runs the script in the folder, returns what it says."""
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    monkeypatch.chdir(place)
+    script = importlib.import_module("train_sitting")
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def run(*words):
+        paths = ["--validation", "validation", "--checkpoints", "checkpoints"]
+        assert script.main([*map(str, words), *paths, "--ledger", "log.csv"]) == 0
+        return capfd.readouterr().out
+
+    yield run
+    signal.signal(signal.SIGTERM, previous)
+
+
+def ledger(place):
+    with (place / "log.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_a_sitting_trains_decays_and_publishes(place, sitting):
+    start = ["start", "mine-x2", "run.yaml", "--hours", "1", "--decay", "2", "--foreground"]
+    out = sitting(*start, "--set", "trainer.max_steps=3")
+    assert "shipped before: nothing; published" in out
+    rates = [
+        float(row["train/learning_rate"])
+        for path in sorted(place.glob("runs/run_decay/logs/version_*/metrics.csv"))
+        for row in csv.DictReader(path.read_text().splitlines())
+        if row.get("train/learning_rate")
+    ]
+    assert all(a > b for a, b in itertools.pairwise(rates))
+    shipped = load_checkpoint(place / "checkpoints" / "mine-x2.safetensors")
+    models = json.loads((place / "checkpoints" / "registry.json").read_text())["models"]
+    assert [(m["name"], m["sha256"], m["license"]) for m in models] == [
+        ("mine-x2", shipped.sha256, "CC0-1.0")
+    ]
+    (row,) = ledger(place)
+    measured = json.loads(shipped.metadata["metrics"])["validation"]["psnr_y"]
+    assert float(row["validation_psnr_y"]) == pytest.approx(measured, abs=1e-3)
+    assert (row["checkpoint"], row["patches"], row["published"]) == ("mine-x2", "10", "yes")
+    # the next sitting goes on at the end of the constant phase, not of the decay
+    state = torch.load(place / "runs" / "run" / "last.ckpt", weights_only=True)
+    assert state["global_step"] == 3
+
+
+def test_worse_weights_replace_nothing_but_are_written_down(place, sitting):
+    weights = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        network = SRNet(NetworkConfig(**NETWORK))
+        card = {"metrics": {}, "data": "none", "license": "CC0-1.0", "commit": "none"}
+        weights.append(place / f"w{seed}.safetensors")
+        save_checkpoint(weights[-1], network, **card)
+        if seed:
+            with torch.no_grad():  # far off: noise on every pixel
+                network.upsampler.weight.add_(torch.randn(network.upsampler.weight.shape))
+            save_checkpoint(weights[-1], network, **card)
+    words = ["--hours", "0.5", "--patches", "7"]
+    assert "; published" in sitting("publish", "mine-x2", weights[0], *words)
+    before = (place / "checkpoints" / "mine-x2.safetensors").read_bytes()
+    assert "not published" in sitting("publish", "mine-x2", weights[1], *words)
+    assert (place / "checkpoints" / "mine-x2.safetensors").read_bytes() == before
+    assert [row["published"] for row in ledger(place)] == ["yes", "no"]
+    # equal is not better
+    assert "not published" in sitting("publish", "mine-x2", weights[0], *words)
