@@ -1,0 +1,63 @@
+"""The page of results holds what was measured, and measures nothing twice."""
+
+import importlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from srnet.checkpoint import load_checkpoint
+from srnet.datasets import find_pairs
+from srnet.evaluation import evaluate
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def results(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    return importlib.import_module("results")
+
+
+def test_page_holds_what_eval_measures(tmp_path, photo, results, monkeypatch):
+    folder = tmp_path / "sets" / "Set5"
+    folder.mkdir(parents=True)
+    Image.fromarray(np.ascontiguousarray(photo("chelsea")[:64, :64])).save(folder / "cat.png")
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    shutil.copy(ROOT / "docs" / "training-log.csv", docs)
+    words = ["--docs", str(docs), "--data", str(tmp_path / "sets"), "--models", "srnet-small-x4"]
+    assert results.main([*words, "--validation", str(folder)]) == 0
+    loaded = load_checkpoint("srnet-small-x4")
+    mean = evaluate(loaded.network, find_pairs(folder, 4), 4, model="m", data="d").mean
+    page = (docs / "results.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| **srnet-small-x4**"))
+    assert f"| {mean.psnr_y:.2f} / {mean.ssim_y:.4f} |".replace(" 0.", " .") in row
+    bicubic = next(line for line in page.splitlines() if "bicubic, measured here" in line)
+    assert f"| {mean.bicubic_psnr_y:.2f} / " in bicubic
+    stored = json.loads((docs / "results.json").read_text())[loaded.sha256]
+    assert stored["validation"]["psnr_y"] == mean.psnr_y
+    assert stored["validation JPEG"]["psnr_y"] < mean.psnr_y
+    assert "<svg" in (docs / "training-log.svg").read_text()
+
+    monkeypatch.setattr(results, "evaluate", None)  # a second run must not need it
+    assert results.main([*words, "--validation", str(folder)]) == 0
+    assert (docs / "results.md").read_text() == page
+
+
+def test_published_rows_are_whole(results):
+    for scale, rows in results.PUBLISHED.items():
+        assert [row[0] for row in rows][:3] == ["bicubic", "IMDN", "SwinIR-light"], scale
+        for name, _, _, values, source in rows:
+            assert all(re.fullmatch(r"\d\d\.\d\d / \.\d{4}", value) for value in values), name
+            assert "/" in source
+            # harder sets and larger scales have lower scores
+            psnr = [float(value.split()[0]) for value in values]
+            assert psnr[0] > psnr[1] > psnr[2], name
+            larger = {r[0]: r for r in results.PUBLISHED.get(scale + 1, [])}
+            if name in larger:
+                assert psnr[0] > float(larger[name][3][0].split()[0])
