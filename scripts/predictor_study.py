@@ -1,0 +1,167 @@
+"""What the predictor of an attention layer is worth: how much of full attention its keys hold, layer by layer.
+
+    python scripts/predictor_study.py                                # shipped checkpoints, before and after training
+    python scripts/predictor_study.py --write docs/architecture.md   # puts the table between its markers there
+
+Full attention scores all candidates of a group by q.k and distance. Printed is the share of it held by as many keys as
+the group keeps: the predictor's, ones drawn at random, the nearest, and the best list that the group can have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from srnet import image_io
+from srnet.checkpoint import load_checkpoint, shipped_models
+from srnet.diagnostics import LayerStatistics, examine
+from srnet.errors import SRNetError
+from srnet.network import SRNet
+from srnet.pairs import images_in
+from srnet.resize import downscale
+
+PHOTOGRAPHS = (
+    "astronaut.png",
+    "chelsea.png",
+    "coffee.png",
+    "rocket.jpg",
+    "motorcycle_left.png",
+    "brick.png",
+)
+BEGIN, END = "<!-- predictor study: begin -->", "<!-- predictor study: end -->"
+TITLE = "# Architecture\n\n"
+
+COLUMNS = (
+    "network",
+    "layer",
+    "keys",
+    "predictor",
+    "random",
+    "nearest",
+    "best",
+    "of its own",
+    "best keys found",
+)
+
+
+def photographs(folder: Path | None) -> list[Path]:
+    """The images of a folder, or those of scikit-image."""
+    if folder is not None:
+        return list(images_in(folder).values())
+    return [Path(str(files("skimage.data") / name)) for name in PHOTOGRAPHS]
+
+
+def lr_of(path: Path, scale: int, side: int) -> Tensor:
+    """The middle of a photograph shrunk by the network's scale, (1, 3, H, W) in [0, 1]."""
+    hr = torch.from_numpy(image_io.read_rgb8(path).copy()).permute(2, 0, 1)[None]
+    height, width = (n // scale * scale for n in hr.shape[2:])
+    lr = downscale(hr[:, :, :height, :width], scale)
+    top, left = (max(0, (n - side) // 2) for n in lr.shape[2:])
+    return lr[:, :, top : top + side, left : left + side].float() / 255
+
+
+def study(network: SRNet, paths: Sequence[Path], side: int) -> list[list[LayerStatistics]]:
+    """Statistics of each layer, on each photograph."""
+    images = [lr_of(path, network.scale, side) for path in paths]
+    found = [[e.statistics for e in examine(network, image)] for image in images]
+    return [list(layer) for layer in zip(*found, strict=True)]
+
+
+def row(name: str, layers: Sequence[LayerStatistics]) -> tuple[str, ...]:
+    """A line of the table: means over photographs, with the spread between them where it tells."""
+
+    def mean(values: Sequence[float]) -> str:
+        return f"{100 * statistics.fmean(values):.1f}"
+
+    first = layers[0]
+    return (
+        name,
+        first.layer.removesuffix(".attention"),
+        f"{first.top_k} of {first.candidates}",
+        mean([s.mass.selected for s in layers]),
+        mean([s.mass.chance for s in layers]),
+        mean([s.mass.nearest for s in layers]),
+        mean([s.mass.oracle for s in layers]),
+        mean([s.mass.selected_of_own for s in layers]),
+        f"{mean([s.recall for s in layers])} ({mean([s.recall_chance for s in layers])})",
+    )
+
+
+def section(rows: Sequence[tuple[str, ...]], images: int, command: str) -> str:
+    """The text between the markers."""
+    lines = [
+        "## What the predictor finds",
+        "",
+        f"Made by `{command}`: shares of full attention, in percent, means over {images} photographs and the examined",
+        "groups of each. Full attention scores all candidates by q.k and distance; the predictor's relevance takes no",
+        "part in it. Each list has as many keys as a group keeps: the predictor's, random ones, the nearest ones, the",
+        'best list that the group can have. "Of its own" is the share of the attention that the layer itself would',
+        'compute if it kept all candidates, relevance included: what is lost by keeping few. "Best keys found" is the',
+        "share of the best list that the predictor has, in brackets that of random keys.",
+        "",
+        f"| {' | '.join(COLUMNS)} |",
+        f"| {' | '.join('---' for _ in COLUMNS)} |",
+        *(f"| {' | '.join(cells)} |" for cells in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_section(path: Path, text: str) -> None:
+    """Puts the text between its markers in a document, which is made where it is missing."""
+    old = path.read_text(encoding="utf-8") if path.exists() else TITLE
+    if BEGIN not in old or END not in old:
+        old = f"{old.rstrip()}\n\n{BEGIN}\n{END}\n"
+    before, rest = old.split(BEGIN, 1)
+    after = rest.split(END, 1)[1]
+    path.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+
+
+def main() -> int:
+    """Measures, prints and writes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "models", nargs="*", help="checkpoint names or files; default: the shipped ones"
+    )
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR", help="HR photographs; default: of scikit-image"
+    )
+    parser.add_argument("--side", type=int, default=128, help="LR pixels used of each photograph")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a document with the markers")
+    args = parser.parse_args()
+
+    paths = photographs(args.images)
+    rows: list[tuple[str, ...]] = []
+    try:
+        for name in args.models or [model.name for model in shipped_models()]:
+            trained = load_checkpoint(name)
+            torch.manual_seed(0)
+            fresh = SRNet(trained.network.config).eval()
+            for label, network in (("untrained", fresh), ("trained", trained.network)):
+                for layers in study(network, paths, args.side):
+                    rows.append(row(f"{trained.name}, {label}", layers))
+    except SRNetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    for cells in (COLUMNS, *rows):
+        print("  ".join(c.ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip())
+    if args.write is not None:
+        words = [*args.models, *(["--images", str(args.images)] if args.images else [])]
+        command = " ".join(
+            ["python scripts/predictor_study.py", *words, "--write", str(args.write)]
+        )
+        write_section(args.write, section(rows, len(paths), command))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The study of the predictor: its figures are those of the layers, its document keeps what others wrote."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from srnet.config import NetworkConfig
+from srnet.diagnostics import examine
+from srnet.network import SRNet
+
+PATH = Path(__file__).resolve().parents[1] / "scripts" / "predictor_study.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("predictor_study", PATH)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_rows_are_means_over_photographs(script, tmp_path, photo):
+    for i, place in enumerate((0, 120)):
+        crop = photo("astronaut")[place : place + 51, 100:160]
+        Image.fromarray(np.ascontiguousarray(crop)).save(tmp_path / f"{i}.png")
+    torch.manual_seed(0)
+    network = SRNet(
+        NetworkConfig(
+            scale=2,
+            embed_dim=8,
+            num_heads=1,
+            num_blocks=1,
+            convs_per_block=1,
+            attention_blocks=(0,),
+            region_size=16,
+            top_k=20,
+        )
+    )
+    paths = script.photographs(tmp_path)
+    assert script.lr_of(paths[0], 2, 24).shape == (1, 3, 24, 24)
+    assert script.lr_of(paths[0], 2, 100).shape == (1, 3, 25, 30)
+    (layers,) = script.study(network, paths, 24)
+    mass = [
+        examine(network, script.lr_of(path, 2, 24))[0].statistics.mass.selected for path in paths
+    ]
+    assert mass[0] != mass[1]
+    cells = script.row("a", layers)
+    assert cells[:3] == ("a", "blocks.0", "20 of 256")
+    assert float(cells[3]) == pytest.approx(100 * sum(mass) / 2, abs=0.051)
+    assert float(cells[4]) < float(cells[6]) < 100  # random, best
+
+
+def test_the_rest_of_the_document_stays(script, tmp_path):
+    path = tmp_path / "a.md"
+    script.write_section(path, "one\n")
+    first = path.read_text(encoding="utf-8")
+    assert first.startswith("# Architecture\n")
+    path.write_text(first + "\n## Written by hand\n", encoding="utf-8")
+    script.write_section(path, "two\n")
+    text = path.read_text(encoding="utf-8")
+    assert "one" not in text
+    assert text == first.replace("one", "two") + "\n## Written by hand\n"
