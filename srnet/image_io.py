@@ -116,9 +116,9 @@ class Metadata:
             "iptc-data": "IPTC",
             "icc-profile-data": "colour profile",
         }
-        unheld = {"tiff": {"EXIF"}, "bmp": set(kinds.values()), "gif": set(kinds.values())}.get(
-            format, set()
-        )
+        # what goes into GIF and BMP is converted to sRGB, so their lack of a profile costs nothing
+        others = set(kinds.values()) - {"colour profile"}
+        unheld = {"tiff": {"EXIF"}, "bmp": others, "gif": others}.get(format, set())
         return ", ".join(kinds[name] for _, name, _ in self.fields if kinds.get(name) in unheld)
 
 
