@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from srnet.checkpoint import Kind, save_checkpoint
@@ -268,7 +269,7 @@ class SaveState(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Ends the run when a stop was asked for meanwhile; its state was saved before the validation."""
-        if trainer.training and self._asked_to_stop(trainer):
+        if trainer.state.fn == TrainerFn.FITTING and self._asked_to_stop(trainer):
             self._end(trainer)
 
     def _asked_to_stop(self, trainer: Trainer) -> bool:
