@@ -1,6 +1,9 @@
 """Fixtures for every test: photographs that come with packages, the shared image kit, a GPU check."""
 
 import importlib.resources
+import threading
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -58,3 +61,70 @@ def photo_tensor(photo):
         return torch.tensor(photo(name)).permute(2, 0, 1)[None].float() / 255  # (1, 3, H, W)
 
     return load
+
+
+class HTTPServer(ThreadingHTTPServer):
+    """Serves ``files`` by name, else ``content``; ``cuts`` connections end early, ``said`` is the claimed length."""
+
+    daemon_threads = False  # closing waits for them, so that no socket is left
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests = []
+        self.behave()
+
+    def behave(self):
+        self.content, self.status, self.etag, self.kind = b"", 200, '"1"', "application/zip"
+        self.files = {}
+        self.cuts, self.cut_at, self.said, self.ranges = 0, 100_000, None, True
+
+    @property
+    def url(self):
+        return f"{self.base}file.zip"
+
+    @property
+    def base(self):
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        server = self.server
+        wanted = self.headers.get("Range")
+        body = server.files.get(self.path.lstrip("/"), server.content)
+        status, extra = server.status, {}
+        fresh = self.headers.get("If-Range") in (None, server.etag)
+        if wanted and server.ranges and fresh:
+            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            extra["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
+            status, body = 206, body[start:]
+        server.requests.append((wanted, status))
+        self.send_response(status)
+        if server.etag:
+            self.send_header("ETag", server.etag)
+        self.send_header("Content-Type", server.kind)
+        if server.said != "":
+            self.send_header("Content-Length", str(server.said or len(body)))
+        for name, value in extra.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if server.cuts:
+            server.cuts -= 1
+            body = body[: server.cut_at]
+        with suppress(OSError):  # the client may leave
+            self.wfile.write(body)
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def http_server():
+    """A server on this machine that misbehaves as it is told to."""
+    server = HTTPServer()
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()

@@ -3,9 +3,6 @@
 import hashlib
 import os
 import socket
-import threading
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -17,73 +14,10 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
-class Server(ThreadingHTTPServer):
-    """Serves one file. ``cuts`` connections end early, ``said`` is the length that it claims."""
-
-    daemon_threads = False  # closing waits for them, so that no socket is left
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.requests = []
-        self.behave()
-
-    def behave(self):
-        self.content, self.status, self.etag, self.kind = CONTENT, 200, '"1"', "application/zip"
-        self.cuts, self.cut_at, self.said, self.ranges = 0, 100_000, None, True
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_port}/file.zip"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        server = self.server
-        wanted = self.headers.get("Range")
-        body = server.content
-        status, extra = server.status, {}
-        fresh = self.headers.get("If-Range") in (None, server.etag)
-        if wanted and server.ranges and fresh:
-            start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-            extra["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
-            status, body = 206, body[start:]
-        server.requests.append((wanted, status))
-        self.send_response(status)
-        if server.etag:
-            self.send_header("ETag", server.etag)
-        self.send_header("Content-Type", server.kind)
-        if server.said != "":
-            self.send_header("Content-Length", str(server.said or len(body)))
-        for name, value in extra.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if server.cuts:
-            server.cuts -= 1
-            body = body[: server.cut_at]
-        with suppress(OSError):  # the client may leave
-            self.wfile.write(body)
-
-    def log_message(self, *words):
-        pass
-
-
-@contextmanager
-def serving():
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @pytest.fixture
-def server():
-    with serving() as running:
-        yield running
+def server(http_server):
+    http_server.content = CONTENT
+    return http_server
 
 
 def fetch(server, path, **words):
@@ -177,6 +111,7 @@ def test_one_line_nothing_half_written_and_the_second_call_completes(
     assert server.url in str(caught.value)
     assert path.read_bytes() == b"the file of last year"
     server.behave()
+    server.content = CONTENT
     fetch(server, path, sha256=SHA256)
     assert path.read_bytes() == CONTENT
     assert os.listdir(tmp_path) == ["file.zip"]

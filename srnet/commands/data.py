@@ -1,4 +1,4 @@
-"""`srnet data`: check folders of images, see what a network is shown of them."""
+"""`srnet data`: fetch DIV2K, check folders of images, see what a network is shown of them."""
 
 import argparse
 import sys
@@ -55,18 +55,79 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     preview.add_argument(
         "--patches", type=_positive, default=16, metavar="N", help="patches shown (default: 16)"
     )
+    div2k = actions.add_parser(
+        "div2k",
+        help="fetch DIV2K: 800 training and 100 validation images",
+        description="Fetch, check and unpack DIV2K, about 4 GB; run again after a cut connection to go on. "
+        "For academic research only.",
+        allow_abbrev=False,
+    )
+    div2k.add_argument(
+        "--root",
+        type=Path,
+        default=Path("data/DIV2K"),
+        metavar="DIR",
+        help="where the folders go (default: data/DIV2K, which configs/ name)",
+    )
+    div2k.add_argument(
+        "--from",
+        dest="source",
+        metavar="URL|DIR",
+        help="another place of the zip files: an address, or a folder (default: the publisher's)",
+    )
+    div2k.add_argument(
+        "--scale",
+        type=int,
+        nargs="+",
+        choices=(2, 3, 4),
+        default=[],
+        metavar="N",
+        help="also the published LR images of these scales; without them LR is made from HR by MATLAB's bicubic",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Run one sub-command.
 
     Returns:
-        0 when all is well, 1 when `check` found problems.
+        0 when all is well, 1 when some images cannot be used.
 
     Raises:
         SRNetError: A folder, a file or a setting is wrong.
     """
-    return _preview(args) if args.action == "preview" else _check(args)
+    actions = {"check": _check, "preview": _preview, "div2k": _div2k}
+    return actions[args.action](args)
+
+
+def _div2k(args: argparse.Namespace) -> int:
+    """Fetch, then check every pair."""
+    from srnet import div2k
+    from srnet.pairs import find_pairs, format_problems, scan
+
+    def report(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    def progress(done: int, total: int | None) -> None:
+        if sys.stderr.isatty():
+            share = f"{done / total:.1%} of {total / 2**20:.0f}" if total else f"{done / 2**20:.0f}"
+            print(f"\r{share} MiB ", end="\n" if done == total else "", file=sys.stderr)
+
+    scales = sorted(set(args.scale))
+    archives = [*div2k.HR, *(archive for scale in scales for archive in div2k.LR[scale])]
+    report(div2k.LICENSE)
+    div2k.fetch(args.root, archives, div2k.address(args.source), report, progress)
+    failed = False
+    for archive in div2k.HR:
+        for scale in scales or [4]:
+            pairs = find_pairs(args.root / archive.folder, scale)
+            problems = scan(pairs, scale, 1)
+            if problems:
+                print(format_problems(problems))
+            failed = failed or bool(problems)
+            made = "LR from files" if pairs[0].lr else "LR made from HR"
+            verdict = f"{len(problems)} of {len(pairs)} pairs cannot be used" if problems else None
+            print(f"{pairs[0].hr.parent}: {verdict or f'{len(pairs)} pairs'}, x{scale}, {made}")
+    return 1 if failed else 0
 
 
 def _preview(args: argparse.Namespace) -> int:
