@@ -33,8 +33,8 @@ Depth is bits a channel. "o" means that the EXIF orientation was applied to the 
 profile came through unchanged, "exif" the author tag, "xmp" the XMP packet, "dpi" the resolution.
 WebP leaves an opaque alpha out. WebP and AVIF carry the resolution in EXIF only, if at all.
 AVIF stores 16-bit images in 12 bits; reading gives them back as 16.
-Reads besides these: multi-page TIFF and animations (first frame, with a notice; every frame of GIF and WebP on request),
-HEIC and JPEG XL where the installed libvips has them (the wheel does not).
+Reads besides these: multi-page TIFF and animations (first frame, with a notice; --animated takes every frame of GIF
+and WebP), HEIC and JPEG XL where the installed libvips has them (the wheel does not).
 
 """
 

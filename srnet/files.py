@@ -23,6 +23,7 @@ from srnet.errors import ConfigError, ImageError
 from srnet.image_io import Canvas, Header, OutputFormat, Picture
 from srnet.inference import Progress, Upscaler
 
+_DEPTHS = {"uint8": "8 bit", "uint16": "16 bit", "float32": "float"}
 _READ_AHEAD = 4_000_000  # pixels; larger images are decoded only when their turn comes
 
 
@@ -270,13 +271,15 @@ def upscale_files(
     """
     options = options or Options()
     waiting: list[Future[Result | Failure]] = []
+    swept: set[Path] = set()
     with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
         steps = iter(jobs)
-        ahead = [(job, reader.submit(_read, job, options, upscaler)) for job in _take(steps)]
+        ahead = [(job, reader.submit(_read, job, options, upscaler, swept)) for job in _take(steps)]
         while ahead:
             job, future = ahead.pop()
             ahead = [
-                (next_, reader.submit(_read, next_, options, upscaler)) for next_ in _take(steps)
+                (next_, reader.submit(_read, next_, options, upscaler, swept))
+                for next_ in _take(steps)
             ]
             start = time.perf_counter()
             with ExitStack() as stack:
@@ -352,7 +355,9 @@ class _Computed:
     canvas: Canvas
 
 
-def _read(job: Job, options: Options, upscaler: Upscaler) -> _Read | Result | Failure:
+def _read(
+    job: Job, options: Options, upscaler: Upscaler, swept: set[Path]
+) -> _Read | Result | Failure:
     """Checks everything that can be checked before computing; decodes small images."""
     try:
         format = _format(job.source, job.target, options)
@@ -379,6 +384,9 @@ def _read(job: Job, options: Options, upscaler: Upscaler) -> _Read | Result | Fa
                     f"{path}: exists already; use --overwrite, --skip-existing or another -o"
                 )
         job.target.parent.mkdir(parents=True, exist_ok=True)
+        if job.target.parent not in swept:
+            swept.add(job.target.parent)
+            image_io.remove_leftovers(job.target.parent)
         # PNG and TIFF of photographs take about the raw size, and a large result is also kept raw while it is encoded
         need = size[0] * size[1] * 3 * 2
         free = shutil.disk_usage(job.target.parent).free
@@ -404,23 +412,25 @@ def _compute(
     start: float,
 ) -> _Computed:
     picture = read.picture or options.read(job.source, read.format)
-    height, width, channels = picture.pixels.shape
+    height, width, read_channels = picture.pixels.shape
     scale = upscaler.scale
     canvas = stack.enter_context(Canvas(job.target.parent, width * scale, height * scale))
     count = len(picture.animation.delays) if picture.animation is not None else 1
     for index, frame in enumerate(np.split(picture.pixels, count)):
         show = progress and partial(_frame_progress, progress, index, count)
         for _, strip in upscaler.bands(frame, show):
-            rows = image_io.fit_format(strip, read.format, options.background)
-            canvas.put(rows)
+            strip = image_io.fit_format(strip, read.format, options.background)
+            canvas.put(strip)
+            dtype, channels = strip.dtype, strip.shape[2]
+            del strip  # before the next one is made; a strip can be a tenth of the memory
     notes = []
     if picture.frames > count:
         notes.append(f"only the first of {picture.frames} frames or pages is upscaled")
-    if rows.dtype != picture.pixels.dtype:
+    if dtype != picture.pixels.dtype:
         notes.append(
-            f"{read.format} cannot hold {_depth(picture.pixels)}; reduced to {_depth(rows)}"
+            f"{read.format} cannot hold {_DEPTHS[picture.pixels.dtype.name]}; reduced to {_DEPTHS[dtype.name]}"
         )
-    if rows.shape[2] < channels:
+    if channels < read_channels:
         notes.append(
             f"{read.format} has no alpha; flattened on the background {options.background}"
         )
@@ -485,10 +495,6 @@ def _compare(result: Result, options: Options) -> Result:
     path = compare_path(result.job.target)
     image_io.write(path, picture, "png")
     return replace(result, compared=(path, psnr))
-
-
-def _depth(pixels: image_io.Pixels) -> str:
-    return {"uint8": "8 bit", "uint16": "16 bit", "float32": "float"}[np.dtype(pixels.dtype).name]
 
 
 def _as_image_error(job: Job, error: Exception) -> ImageError:

@@ -13,6 +13,7 @@ import mmap
 import os
 import secrets
 import struct
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -399,7 +400,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
     Yields:
         The name to write to.
     """
-    partial = path.with_name(f".{path.name[:150]}.{secrets.token_hex(4)}{_PARTIAL}")
+    partial = path.with_name(f".{path.name[:150]}.{_process()}-{secrets.token_hex(4)}{_PARTIAL}")
     try:
         yield partial
         with partial.open("rb+") as file:
@@ -415,16 +416,47 @@ def is_partial(path: Path) -> bool:
     return path.name.endswith(_PARTIAL)
 
 
-class Canvas:
-    """Collects a result strip by strip: in memory while it is small, in a file of raw pixels beyond that.
+def remove_leftovers(folder: Path) -> None:
+    """Deletes what killed runs of this machine left in a folder; files of runs that are still going stay."""
+    for path in folder.glob(f".*{_PARTIAL}"):
+        node, _, rest = path.name.removesuffix(_PARTIAL).rpartition(".")[2].partition("-")
+        number = rest.partition("-")[0]
+        if node == _node() and number.isdecimal() and not _is_running(int(number)):
+            with contextlib.suppress(OSError):  # on Windows an open file cannot be deleted
+                path.unlink()
 
-    Use as a context manager; the file of raw pixels is gone afterwards.
+
+def _node() -> str:
+    return f"{uuid.getnode() & 0xFFFFFFFF:08x}"
+
+
+def _process() -> str:
+    """Names this process among those that may write to the same folder."""
+    return f"{_node()}-{os.getpid()}"
+
+
+def _is_running(number: int) -> bool:
+    if os.name != "posix":
+        return False  # there is no harmless way to ask; files in use protect themselves
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+class Canvas:
+    """Collects a result strip by strip: in memory while it is small, in an uncompressed TIFF file beyond that.
+
+    Use as a context manager; the file is gone afterwards.
 
     Attributes:
         on_disk: Whether the pixels go to a file.
 
     Args:
-        folder: Where the file of raw pixels may stand.
+        folder: Where the file may stand.
         width: Columns, pixels.
         height: Rows, pixels.
         max_bytes: Largest result that is kept in memory.
@@ -435,7 +467,7 @@ class Canvas:
         self.height = height
         self.on_disk = False
         self._max_bytes = max_bytes
-        self._path = folder / f".{secrets.token_hex(4)}{_PARTIAL}"
+        self._path = folder / f".{_process()}-{secrets.token_hex(4)}{_PARTIAL}"
         self._file: BinaryIO | None = None
         self._array: Pixels | None = None
         self._row = 0
@@ -469,6 +501,7 @@ class Canvas:
             try:
                 if self._file is None:
                     self._file = self._path.open("wb")
+                    self._file.write(_tiff_head(self.width, self.height, self._bands, strip.dtype))
                 self._file.write(np.ascontiguousarray(strip).data)
             except OSError as error:
                 raise ImageError(f"{self._path.parent}: {error.strerror}") from error
@@ -483,15 +516,46 @@ class Canvas:
         if self._array is not None:
             return _from_array(self._array)
         assert self._file is not None
-        self._file.flush()
-        return pyvips.Image.rawload(
-            str(self._path),
-            self.width,
-            self.height,
-            self._bands,
-            format=self._kind,
-            access="sequential" if sequential else "random",
-        )
+        self._file.close()
+        # libvips maps raw files, whose pages count as memory of this process; it reads TIFF piece by piece
+        source = pyvips.Source.new_from_file(str(self._path))
+        access = "sequential" if sequential else "random"
+        return pyvips.Image.tiffload_source(source, access=access, unlimited=True)
+
+
+def _tiff_head(width: int, height: int, bands: int, dtype: np.dtype[Any]) -> bytes:
+    """What stands before the raw pixels in a BigTIFF file without compression."""
+    row = width * bands * dtype.itemsize
+    rows = min(max(2**18 // row, 1), height)
+    sizes = [row * min(rows, height - top) for top in range(0, height, rows)]
+    short, long, long8 = 3, 4, 16
+    each = sum((8 * dtype.itemsize) << 16 * i for i in range(bands))  # 16 bits for each channel
+    kind = sum((3 if dtype.kind == "f" else 1) << 16 * i for i in range(bands))
+    tags = {
+        256: (long, 1, width),
+        257: (long, 1, height),
+        258: (short, bands, each),
+        259: (short, 1, 1),  # no compression
+        262: (short, 1, 1 if bands < 3 else 2),  # grey or RGB
+        273: (long8, len(sizes), 0),  # where strips start
+        277: (short, 1, bands),
+        278: (long, 1, rows),
+        279: (long8, len(sizes), 0),  # how long they are
+        338: (short, 1, 2),  # straight alpha
+        339: (short, bands, kind),
+    }
+    if bands in (1, 3):
+        del tags[338]
+    tables = 16 + 8 + 20 * len(tags) + 8
+    start = tables + 16 * len(sizes)
+    starts = [start + sum(sizes[:1]) * i for i in range(len(sizes))]  # all but the last are alike
+    tags[273] = (long8, len(sizes), starts[0] if len(sizes) == 1 else tables)
+    tags[279] = (long8, len(sizes), sizes[0] if len(sizes) == 1 else tables + 8 * len(sizes))
+    directory = b"".join(struct.pack("<HHQQ", tag, *value) for tag, value in tags.items())
+    head = (
+        struct.pack("<2sHHHQQ", b"II", 43, 8, 0, 16, len(tags)) + directory + struct.pack("<Q", 0)
+    )
+    return head + struct.pack(f"<{2 * len(sizes)}Q", *starts, *sizes)
 
 
 def resample_frames(image: pyvips.Image, count: int, width: int, height: int) -> pyvips.Image:

@@ -345,3 +345,18 @@ def test_a_description_in_tiff_stays_and_the_recipe_is_replaced(tmp_path):
         image_io.write(tmp_path / "a.tif", picture.pixels, "tiff", picture.metadata, recipe=recipe)
     with Image.open(tmp_path / "a.tif") as image:
         assert image.tag_v2[270] == "my scan\nsrnet recipe two"
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_a_canvas_on_disk_gives_back_its_rows(tmp_path, channels, dtype):
+    pixels = noise(700, 601, channels, dtype=dtype)
+    with image_io.Canvas(tmp_path, 601, 700, max_bytes=1000) as canvas:
+        for top in range(0, 700, 64):
+            canvas.put(pixels[top : top + 64])
+        assert canvas.on_disk
+        image = canvas.image()
+        assert (image.numpy().reshape(pixels.shape) == pixels).all()
+        (path,) = tmp_path.iterdir()
+        assert image_io.is_partial(path)
+    assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ import torch
 from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
+from srnet import files, image_io
 from srnet.checkpoint import save_checkpoint, shipped_models
 from srnet.cli import main
 from srnet.config import NetworkConfig
@@ -355,6 +356,10 @@ def test_a_killed_run_leaves_no_file_under_the_final_name(models, picture, tmp_p
     (left,) = set(os.listdir(tmp_path)) - {"a.png"}
     assert left.startswith(".a_x2.png.")
     assert left.endswith(".srnet-part")
+    other = tmp_path / left.replace(left.split("-")[-3], str(os.getpid()))
+    other.write_bytes(b"of a run that is still going")
+    assert command(*words, cwd=tmp_path).returncode == 0
+    assert sorted(os.listdir(tmp_path)) == sorted([other.name, "a.png", "a_x2.png"])
 
 
 def test_a_folder_is_done_with_its_tree_mirrored(upscale, picture, tmp_path):
@@ -613,26 +618,31 @@ def test_the_tile_that_is_used_is_told(upscale, picture, tmp_path):
         assert f"tile {used or 'whole image'}" in err
 
 
-def test_a_large_result_is_streamed_and_equal(upscale, picture, tmp_path, monkeypatch):
-    picture("a.png", (60, 50))
-    upscale("a.png", "-o", "memory.png", "-t", "16")
-    from srnet import files
-
+@pytest.mark.parametrize("kind", ["RGB", "L", "LA", "16", "float"])
+@pytest.mark.parametrize("scale", [2, 1.5])
+def test_a_large_result_is_streamed_and_equal(upscale, tmp_path, monkeypatch, photo, kind, scale):
+    pixels = photo("coffee")[100:150, 200:260]
+    if kind in ("RGB", "L", "LA"):
+        Image.fromarray(pixels).convert(kind).save(tmp_path / "a.png")
+    else:
+        wide = {"16": pixels.astype(np.uint16) * 201, "float": pixels.astype(np.float32) / 100}
+        image_io.write(tmp_path / "a.png", wide[kind], "tiff")
+    upscale("a.png", "-o", "memory.tif", "-t", "16", "-s", scale)
     seen = []
 
     class Small(files.Canvas):
         def __init__(self, folder, width, height):
             super().__init__(folder, width, height, max_bytes=1000)
 
-        def image(self):
+        def image(self, sequential=True):
             seen.append(self.on_disk)
-            return super().image()
+            return super().image(sequential)
 
     monkeypatch.setattr(files, "Canvas", Small)
-    upscale("a.png", "-o", "disk.png", "-t", "16")
+    upscale("a.png", "-o", "disk.tif", "-t", "16", "-s", scale)
     assert seen == [True]
-    assert (tmp_path / "disk.png").read_bytes() == (tmp_path / "memory.png").read_bytes()
-    assert sorted(os.listdir(tmp_path)) == ["a.png", "disk.png", "memory.png"]
+    assert (tmp_path / "disk.tif").read_bytes() == (tmp_path / "memory.tif").read_bytes()
+    assert sorted(os.listdir(tmp_path)) == ["a.png", "disk.tif", "memory.tif"]
 
 
 def test_self_ensemble_is_a_mean_over_views(upscale, picture, tmp_path):
