@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
 import numpy as np
-import pyvips
 from numpy.typing import NDArray
 
 from srnet.errors import ImageError
+
+os.environ.setdefault("VIPS_WARNING", "0")  # libvips reads it once; what matters is an error here
+import pyvips
 
 Pixels = NDArray[Any]
 """(H, W, C) of uint8, uint16 or float32."""
@@ -814,10 +816,15 @@ def _apng_frames(path: Path) -> int:
 def _png_dpi(path: Path) -> tuple[float, float] | None:
     """Resolution that a PNG states; libvips gives 72 dpi also where there is none."""
     chunk = _png_chunks(path).get(b"pHYs", b"")
-    if len(chunk) != 9 or chunk[8] != 1 or b"\0\0\0\0" in (chunk[:4], chunk[4:8]):
+    if len(chunk) != 9 or chunk[8] != 1:
         return None
     x, y = (int.from_bytes(chunk[i : i + 4], "big") * 0.0254 for i in (0, 4))
-    return x, y
+    return _possible((x, y))
+
+
+def _possible(dpi: tuple[float, float] | None) -> tuple[float, float] | None:
+    """None for a resolution that no device has, as damaged and careless files state."""
+    return dpi if dpi is not None and all(1 <= value <= 100_000 for value in dpi) else None
 
 
 def _orientation(image: pyvips.Image) -> int:
@@ -835,7 +842,7 @@ def _metadata(image: pyvips.Image) -> Metadata:
     )
     # libvips fills in 72 dpi where a file does not say; only a stated resolution carries a unit
     stated = image.get_typeof("resolution-unit") and image.xres > 0 and image.yres > 0
-    return Metadata(fields, (image.xres * 25.4, image.yres * 25.4) if stated else None)
+    return Metadata(fields, _possible((image.xres * 25.4, image.yres * 25.4)) if stated else None)
 
 
 def _to_rgb(image: pyvips.Image) -> pyvips.Image:
@@ -866,18 +873,12 @@ def _to_srgb(image: pyvips.Image, metadata: Metadata) -> tuple[pyvips.Image, Met
 @contextlib.contextmanager
 def _pillow(path: Path) -> Iterator[Any]:
     """Opens a BMP file with Pillow, with its errors as one line."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL.BmpImagePlugin import BmpImageFile
 
     try:
-        with Image.open(path, formats=("BMP",)) as image:
+        with BmpImageFile(path) as image:  # Image.open would apply its own limit of pixels
             yield image
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-        UnidentifiedImageError,
-        Image.DecompressionBombError,
-    ) as error:
+    except (OSError, ValueError, SyntaxError) as error:
         raise ImageError(f"{path}: damaged or cut short ({str(error)[:200]})") from error
 
 
@@ -887,7 +888,9 @@ def _read_bmp(path: Path, max_pixels: int) -> Picture:
         dpi = image.info.get("dpi")
         mode = {"1": "L", "L": "L", "RGBA": "RGBA"}.get(image.mode, "RGB")
         pixels = np.asarray(image.convert(mode), dtype=np.uint8)
-    return Picture(pixels[..., None] if pixels.ndim == 2 else pixels, "bmp", Metadata(dpi=dpi))
+    return Picture(
+        pixels[..., None] if pixels.ndim == 2 else pixels, "bmp", Metadata(dpi=_possible(dpi))
+    )
 
 
 def _write_bmp(partial: Path, image: pyvips.Image, metadata: Metadata, stamp: str | None) -> None:
