@@ -7,6 +7,7 @@ A run is one complete YAML file (see ``configs/``). Words after it, ``key.path=v
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,19 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from srnet.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which ``on``, ``off``, ``yes`` and ``no`` are words, as in YAML 1.2; settings have them as values."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    letter: [entry for entry in entries if entry[0] != "tag:yaml.org,2002:bool"]
+    for letter, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
 
 _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -145,6 +159,8 @@ class DataConfig:
     """Accept HR files without LR file and the reverse, leaving them out."""
     skip_small: bool = False
     """Leave out images smaller than a crop instead of refusing to start."""
+    informative: int = 1
+    """Places drawn for each patch, of which the one that bicubic restores worst is taken; 1 takes what is drawn."""
     degradation: DegradationConfig | None = None
     """Spoil the LR patches, which trains a model of the kind photo; none for the classical kind."""
     description: str = ""
@@ -153,7 +169,7 @@ class DataConfig:
     """Licence of the trained weights, an SPDX name, for the checkpoint."""
 
     def __post_init__(self) -> None:
-        for name in ("patch_size", "batch_size"):
+        for name in ("patch_size", "batch_size", "informative"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"data.{name} is {getattr(self, name)}; use at least 1")
 
@@ -329,7 +345,7 @@ def _override(values: dict[str, Any], word: str) -> None:
         if not isinstance(node, dict):
             raise ConfigError(f"'{word}': {key} holds a value, not a section")
     try:
-        node[last] = yaml.safe_load(text)
+        node[last] = yaml.load(text, _Loader)
     except yaml.YAMLError:
         raise ConfigError(f"'{word}': the value is not valid YAML") from None
 
@@ -345,7 +361,7 @@ def load_config(path: str | Path, overrides: tuple[str, ...] = ()) -> RunConfig:
         ConfigError: The file is missing or not YAML, a key is unknown or missing, or a value does not fit.
     """
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror or error}; pass a YAML file such as configs/smoke.yaml"

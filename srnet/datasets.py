@@ -323,6 +323,7 @@ def sample_patches(
     patch_size: int,
     generator: torch.Generator,
     degradation: DegradationConfig | None = None,
+    informative: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cut random aligned patches, each turned into one of the 8 flips and transposes, and spoil LR where asked to.
 
@@ -334,8 +335,9 @@ def sample_patches(
         batch_size: Number of patches, B.
         patch_size: Side of an LR patch in LR pixels, p.
         generator: CPU generator; without degradation it is advanced by the same amount in every call with this
-            `batch_size`.
+            `batch_size` and `informative`.
         degradation: How LR is spoiled; the images must be `degradation.MARGIN` larger than the patch for that.
+        informative: Places drawn for each patch, of which the one that bicubic restores worst is taken.
 
     Returns:
         LR (B, 3, p, p) and HR (B, 3, p*scale, p*scale), RGB uint8, contiguous.
@@ -354,10 +356,14 @@ def sample_patches(
             f"use patch_size {packed.sizes[small].min() - p + patch_size} or remove the image"
         )
     # One draw for all choices: u * n rounded down is below n for every u < 1 in float64.
-    draws = _draw(batch_size, generator).numpy()
+    draws = _draw(batch_size * informative, generator).numpy()
     area = packed.cumulative_area
     chosen = np.searchsorted(area, np.floor(draws[:, 0] * area[-1]), side="right")
     corners = (draws[:, 1:3] * (packed.sizes[chosen] - p + 1)).astype(np.int64)
+    if informative > 1:
+        errors = _bicubic_errors(packed, chosen, corners, p).reshape(batch_size, informative)
+        kept = errors.argmax(axis=1) + np.arange(batch_size) * informative
+        draws, chosen, corners = draws[kept], chosen[kept], corners[kept]
     symmetries = (draws[:, 3] * 8).astype(np.int64)
     lr = np.empty((batch_size, 3, p, p), dtype=np.uint8)
     hr = np.empty((batch_size, 3, q, q), dtype=np.uint8)
@@ -372,6 +378,22 @@ def sample_patches(
     if degradation is None:
         return patches
     return degrade_patches(*patches, packed.scale, degradation, generator)
+
+
+def _bicubic_errors(
+    packed: PackedPairs, chosen: npt.NDArray[Any], corners: npt.NDArray[Any], p: int
+) -> npt.NDArray[Any]:
+    """Return the mean absolute error of enlarging each LR patch with bicubic, (n,), from green alone."""
+    s = packed.scale
+    lr = np.empty((len(chosen), 1, p, p), dtype=np.float32)
+    hr = np.empty((len(chosen), 1, p * s, p * s), dtype=np.float32)
+    for b, (i, (y, x)) in enumerate(zip(chosen.tolist(), corners.tolist(), strict=True)):
+        lr_image, hr_image = packed.image(i)
+        lr[b, 0] = lr_image[y : y + p, x : x + p, 1]
+        hr[b, 0] = hr_image[y * s : (y + p) * s, x * s : (x + p) * s, 1]
+    enlarged = torch.nn.functional.interpolate(torch.from_numpy(lr), scale_factor=s, mode="bicubic")
+    errors: npt.NDArray[Any] = (enlarged - torch.from_numpy(hr)).abs().mean((1, 2, 3)).numpy()
+    return errors
 
 
 def skip_patches(count: int, generator: torch.Generator) -> None:

@@ -95,3 +95,37 @@ def test_network_config_from_plain_values() -> None:
     )
     with pytest.raises(ConfigError, match="Unexpected keyword argument"):
         network_config_from_dict({"scale": 3, "size": 1})
+
+
+@pytest.mark.parametrize(("word", "value"), [("on", "on"), ("off", "off"), ("auto", "auto")])
+def test_on_and_off_are_words(word: str, value: str, tmp_path: Path) -> None:
+    """YAML 1.1 reads them as true and false."""
+    assert load_config(SMOKE, (f"trainer.channels_last={word}",)).trainer.channels_last == value
+    path = tmp_path / "run.yaml"
+    path.write_text(SMOKE.read_text() + f"  channels_last: {word}\nlogger: {{wandb: off}}\n")
+    config = load_config(path, ("data.skip_small=true", "trainer.compile=false"))
+    assert (config.trainer.channels_last, config.logger.wandb) == (value, "off")
+    assert (config.data.skip_small, config.trainer.compile) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("name=", "name is "),
+        ("name=''", "name is ''"),
+        ("name=../x", "one folder below output_dir"),
+        ("name=..", "one folder below output_dir"),
+        ("name=a/b", "one folder below output_dir"),
+        ("name='a\\b'", "one folder below output_dir"),
+        ("network.attention_blocks=[1, 1]", "names a block twice; use [1]"),
+        ("trainer.seed=-1", "trainer.seed is -1"),
+        ("trainer.devices=0", "trainer.devices is 0"),
+    ],
+)
+def test_settings_that_would_go_wrong_later_are_refused(word: str, message: str) -> None:
+    if word == "name=":
+        message = "name: Input should be a valid string"
+    with pytest.raises(ConfigError) as error:
+        load_config(SMOKE, (word,))
+    assert message in str(error.value)
+    assert len(str(error.value).splitlines()) == 1

@@ -385,3 +385,34 @@ def test_image_kit(shared_data, cache):
     for i in range(5):
         for published, own in zip(packed.image(i), made.image(i), strict=True):
             np.testing.assert_array_equal(published, own)
+
+
+def test_informative_places_are_those_that_bicubic_restores_worst(tmp_path):
+    flat = np.full((20, 40, 3), 90, dtype=np.uint8)
+    hr = np.concatenate([repeated(flat, 2), noise(40, 80, 1)], axis=1)
+    lr = np.concatenate([flat, flat], axis=1)  # the right half hides all its detail
+    packed = pack_arrays(tmp_path, {"a": (lr, hr)}, 2)
+
+    def share(informative):
+        generator = torch.Generator().manual_seed(5)
+        _, patches = sample_patches(packed, 400, 4, generator, informative=informative)
+        return (patches.float().std((1, 2, 3)) > 1).float().mean().item()
+
+    # a patch avoids the detail when all its places do, each with probability 37/77
+    for informative in (1, 3):
+        assert share(informative) == pytest.approx(1 - (37 / 77) ** informative, abs=0.1)
+    arrays = {"b": (noise(9, 20), repeated(noise(9, 20), 2))}
+    packed = pack_arrays(tmp_path / "other", arrays, 2)
+    generator = torch.Generator().manual_seed(6)
+    aligned, enlarged = sample_patches(packed, 50, 5, generator, informative=3)
+    assert torch.equal(enlarged, aligned.repeat_interleave(2, 2).repeat_interleave(2, 3))
+
+
+def test_processes_share_informative_batches_as_one_process_would_see_them(tmp_path):
+    from srnet.training.datamodule import PatchBatches
+
+    packed = pack_arrays(tmp_path, {"a": (noise(20, 30), noise(40, 60, 1))}, 2)
+    whole = PatchBatches(packed, 4, 8, seed=3, informative=2).batch(5)
+    parts = [PatchBatches(packed, 2, 8, seed=3, rank=r, informative=2).batch(5) for r in (0, 1)]
+    for i in (0, 1):
+        assert torch.equal(whole[i], torch.cat([part[i] for part in parts]))

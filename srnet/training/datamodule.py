@@ -29,6 +29,7 @@ class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
         first: Index of the first batch.
         rank: Index of this process.
         degradation: How LR is spoiled, if at all.
+        informative: Places drawn for each patch, of which the hardest is taken.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
         first: int = 0,
         rank: int = 0,
         degradation: DegradationConfig | None = None,
+        informative: int = 1,
     ) -> None:
         self.packed = packed
         self.batch_size = batch_size
@@ -48,6 +50,7 @@ class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
         self.first = first
         self.rank = rank
         self.degradation = degradation
+        self.informative = informative
 
     def batch(self, i: int) -> tuple[Tensor, Tensor]:
         """The i-th batch: uint8 LR (B, 3, p, p) and HR (B, 3, p * scale, p * scale)."""
@@ -57,9 +60,15 @@ class PatchBatches(IterableDataset[tuple[Tensor, Tensor]]):
         number = int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big")
         generator = torch.Generator().manual_seed(number)
         if self.degradation is None:
-            skip_patches(self.batch_size * self.rank, generator)  # those of the processes before
+            # those of the processes before
+            skip_patches(self.batch_size * self.informative * self.rank, generator)
         return sample_patches(
-            self.packed, self.batch_size, self.patch_size, generator, self.degradation
+            self.packed,
+            self.batch_size,
+            self.patch_size,
+            generator,
+            self.degradation,
+            self.informative,
         )
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -146,6 +155,7 @@ class SRDataModule(LightningDataModule):
             first=self.trainer.global_step,
             rank=self.trainer.global_rank,
             degradation=self.config.data.degradation,
+            informative=self.config.data.informative,
         )
         # from pinned memory a copy to the device does not make the host wait
         pin = self.trainer.strategy.root_device.type == "cuda"

@@ -37,6 +37,7 @@ def contact_sheet(config: RunConfig, count: int, report: Callable[[str], None]) 
             data.patch_size,
             config.trainer.seed,
             degradation=data.degradation,
+            informative=data.informative,
         )
     )
     lr = torch.empty(0, 3, data.patch_size, data.patch_size, dtype=torch.uint8)
