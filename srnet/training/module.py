@@ -116,7 +116,8 @@ class SRModule(LightningModule):
         return loss
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Logs the rate that this step uses."""
+        """Logs the rate that this step uses; rows carry the number of steps taken, as validation's do."""
+        self.log("step", float(self.trainer.global_step + 1))
         self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_validation_epoch_start(self) -> None:

@@ -185,6 +185,7 @@ def _quiet_lightning() -> None:
     """Lightning's advice is for its own users; what concerns ours is told in our words."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     for message in (
+        ".*smaller than the logging interval.*",  # a short run
         ".*does not have many workers.*",  # cutting patches from a memory map needs none
         ".*your dataloader is not resumable.*",  # it is: batches are numbered by step
         ".*treespec, LeafSpec.*",  # Lightning 2.6 calls what torch 2.14 deprecates
