@@ -210,7 +210,7 @@ def plan(
         One job for each image.
 
     Raises:
-        ConfigError: If two inputs would become one file, or a result would replace an input.
+        ConfigError: If there are no images, two inputs would become one file, or a result would replace an input.
         ImageError: If an input that is named does not exist.
     """
     found, ignored = _collect(inputs, output, recursive)
@@ -218,6 +218,10 @@ def plan(
     if output is not None and single and not output.is_dir() and output.suffix:
         image_io.format_of(options.format or output.suffix)
         return Plan((Job(found[0][0], output),), ())
+    if output is not None and output.suffix.lower() in image_io.SUFFIXES and not output.is_dir():
+        raise ConfigError(
+            f"{output} names one file, but there is a folder or {len(found)} images to put there; give a folder"
+        )
     targets: dict[Path, Path] = {}
     by_target = defaultdict(list)
     for source, relative in found:
@@ -249,6 +253,14 @@ def plan(
             raise ConfigError(
                 f"{other} and {job.source} would both become {job.target}; use -o or --suffix"
             )
+    if not jobs:
+        inside = [
+            path for path in inputs if path.is_dir() and any(p.is_dir() for p in path.iterdir())
+        ]
+        hint = "; --recursive looks into the folders inside" if inside and not recursive else ""
+        raise ConfigError(
+            f"{', '.join(map(str, inputs))}: no images in it, {len(ignored)} other files{hint}"
+        )
     return Plan(tuple(jobs), tuple(ignored))
 
 
@@ -365,6 +377,10 @@ def _read(
         try:
             size = options.size.of(header.width, header.height, upscaler.scale)
             image_io.check_target(format, *size)
+            if options.lossless and format in ("jpeg", "gif"):
+                raise ImageError(
+                    f"{format} always loses; --lossless needs --format png, webp, tiff or avif"
+                )
         except ImageError as error:
             raise ImageError(f"{job.source}: {error}") from error
         recipe = _recipe(job.source, options.recipe(format, size) | upscaler.recipe)
@@ -424,6 +440,8 @@ def _compute(
             dtype, channels = strip.dtype, strip.shape[2]
             del strip  # before the next one is made; a strip can be a tenth of the memory
     notes = []
+    if options.quality is not None and read.format not in image_io.QUALITY:
+        notes.append(f"{read.format} has no quality to choose; --quality changes nothing")
     if picture.frames > count:
         notes.append(f"only the first of {picture.frames} frames or pages is upscaled")
     if dtype != picture.pixels.dtype:

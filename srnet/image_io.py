@@ -9,6 +9,7 @@ never from its suffix.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import mmap
 import os
 import secrets
@@ -59,6 +60,8 @@ _LOADERS = {
     "jxl": "jxlload_source",
 }
 _MAX_SIDE = {"jpeg": 65535, "webp": 16383, "avif": 16384, "gif": 65535, "bmp": 65535}
+QUALITY = {"jpeg", "webp", "avif"}
+"""Formats with a quality to choose."""
 _DEEP = {"png": 16, "tiff": 32, "avif": 12}  # bits a channel where a format has more than 8
 _NO_ALPHA = {"jpeg", "bmp"}
 NO_PROFILE = {"gif", "bmp"}
@@ -67,6 +70,7 @@ ANIMATED = {"gif", "webp"}
 """Formats of which every frame is read and written."""
 _KEPT = ("exif-", "xmp-data", "iptc-data", "icc-profile-data", "png-comment-", "image-description")
 _KINDS = {"uint8": "uchar", "uint16": "ushort", "float32": "float"}
+_RAW = {".cr2", ".nef", ".dng", ".arw", ".orf", ".rw2", ".pef", ".srw"}  # TIFF inside
 _PARTIAL = ".srnet-part"
 _STAMP = "srnet recipe "
 
@@ -173,7 +177,8 @@ def sniff(path: Path) -> str | None:
         with path.open("rb") as file:
             head = file.read(32)
     except OSError as error:
-        raise ImageError(f"{path}: {error.strerror}") from error
+        hint = _nearby(path) if isinstance(error, FileNotFoundError) else ""
+        raise ImageError(f"{path}: {error.strerror}{hint}") from error
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         return "png"
     if head.startswith(b"\xff\xd8\xff"):
@@ -195,6 +200,15 @@ def sniff(path: Path) -> str | None:
         if brands & {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}:
             return "heif"
     return None
+
+
+def _nearby(path: Path) -> str:
+    """What may have been meant by a name that does not exist."""
+    if path.parts and path.parts[0] in ("http:", "https:"):
+        return "; srnet reads files, so download it first"
+    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
+    return f"; did you mean {path.with_name(close[0])}?" if close else ""
 
 
 def format_of(name: str) -> OutputFormat:
@@ -747,6 +761,10 @@ def _from_array(pixels: Pixels) -> pyvips.Image:
 def _known_format(path: Path) -> str:
     """Sniffs a file that must be an image."""
     kind = sniff(path)
+    if kind == "tiff" and path.suffix.lower() in _RAW:
+        raise ImageError(
+            f"{path}: a camera's raw file; develop it to a 16-bit TIFF first, srnet would see its thumbnail"
+        )
     if kind is None:
         if path.stat().st_size == 0:
             raise ImageError(f"{path}: the file is empty (0 bytes)")
@@ -770,6 +788,10 @@ def _open(path: Path, kind: str, **options: Any) -> pyvips.Image:
             source, access="sequential", fail_on="warning", **options
         )
     except pyvips.Error as error:
+        if kind == "heif":
+            raise ImageError(
+                f"{path}: this build of libvips cannot read it as HEIC ({_reason(error)}); convert to PNG or JPEG"
+            ) from error
         raise ImageError(f"{path}: damaged or cut short ({_reason(error)})") from error
 
 

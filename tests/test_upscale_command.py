@@ -687,8 +687,9 @@ def test_every_frame_of_an_animation_is_upscaled_with_its_delay(
     frames[0].save(
         tmp_path / name, save_all=True, append_images=frames[1:], duration=delays, loop=3
     )
-    words = ["-o", f"b.{target}", "-s", scale, "--animated", "--lossless"]
-    code, _, err = upscale(name, *words)
+    exact = ["--lossless"] if target == "webp" else []
+    words = ["-o", f"b.{target}", "-s", scale, *exact]
+    code, _, err = upscale(name, *words, "--animated")
     assert code == 0
     assert "first of" not in err
     alone = []
@@ -705,8 +706,8 @@ def test_every_frame_of_an_animation_is_upscaled_with_its_delay(
             pixels = np.asarray(result.convert("RGB")).astype(int)
             assert result.info["duration"] == delays[index]
             assert np.abs(pixels - alone[index]).mean() < 12
-    assert upscale(name, *words, "--skip-existing")[1] == ""
-    assert upscale(name, *words[:-2], "--lossless", "--skip-existing")[1] == f"b.{target}\n"
+    assert upscale(name, *words, "--animated", "--skip-existing")[1] == ""
+    assert upscale(name, *words, "--skip-existing")[1] == f"b.{target}\n"
 
 
 def test_an_animation_to_a_format_without_frames_says_so(upscale, tmp_path):
@@ -747,3 +748,49 @@ def test_colours_become_srgb_on_request_and_where_no_profile_can_be_kept(upscale
     with Image.open(tmp_path / "kept.png") as kept, Image.open(tmp_path / f"b.{words[1]}") as b:
         assert kept.info["icc_profile"] == p3
         assert b.info.get("icc_profile") != p3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["photo.jgp"], "photo.jgp: No such file or directory; did you mean photo.jpg?"),
+        (["https://example.com/photo.jpg"], "download it first"),
+        (["a.png", "photo.jpg", "-o", "both.png"], "both.png names one file"),
+        (["tree", "-o", "res.png"], "res.png names one file"),
+        (["tree"], "no images in it, 0 other files; --recursive looks"),
+        (["void"], "void: no images in it, 0 other files"),
+        (["a.png", "--suffix", "a/b"], "--suffix is 'a/b'"),
+        (["photo.jpg", "--lossless"], "jpeg always loses; --lossless needs"),
+        (["a.png", "--width", "80", "-s", "2"], "--scale and --width exclude each other"),
+        (["shot.dng"], "raw file; develop it"),
+        (["phone.heic"], "as HEIC"),
+        (["clip.mp4"], "not an image"),
+        (["a.png", "-n", "page.pth"], "web page"),
+    ],
+)
+def test_likely_mistakes_are_one_line_that_helps(upscale, picture, tmp_path, words, said):
+    picture("a.png")
+    picture("photo.jpg")
+    picture("tree/sub/x.png")
+    picture("x.tif").rename(tmp_path / "shot.dng")
+    (tmp_path / "void").mkdir()
+    (tmp_path / "clip.mp4").write_bytes(b"\0\0\0\x18ftypmp42" + bytes(40))
+    (tmp_path / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50))
+    (tmp_path / "page.pth").write_text("<!DOCTYPE html><html>404")
+    code, out, err = upscale(*words, model=None if "-n" in words else 2)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_a_quality_without_effect_is_told(upscale, picture):
+    picture("a.png")
+    assert "png has no quality to choose" in upscale("a.png", "--quality", "50")[2]
+    assert "no quality" not in upscale("a.png", "--quality", "50", "-f", "webp")[2]
+
+
+@pytest.mark.skipif(not shipped_models(), reason="no shipped checkpoint")
+def test_a_failing_single_file_says_nothing_but_its_error(upscale, picture):
+    picture("a.png")
+    code, _, err = upscale("a.png", "--width", "3", model=None)
+    assert (code, err.count("\n")) == (2, 1)

@@ -202,11 +202,16 @@ def run(args: argparse.Namespace) -> int:
     _check_size(args)
     if args.quality is not None and not 1 <= args.quality <= 100:
         raise ConfigError(f"--quality is {args.quality}; use 1 to 100")
-    if len(inputs) == 1 and inputs[0].is_file():
+    if any(sign in args.suffix for sign in "/\\"):
+        raise ConfigError(
+            f"--suffix is {args.suffix!r}; it is a part of the name, use -o for folders"
+        )
+    pattern = any(sign in inputs[0].name for sign in "*?[")
+    if len(inputs) == 1 and (inputs[0].is_file() or not (inputs[0].exists() or pattern)):
         image_io.read_header(
             inputs[0], args.max_pixels
         )  # a bad only input fails before torch is loaded
-    upscaler, model = _load(args)
+    upscaler, model, about = _load(args)
 
     from srnet.files import Failure, Job, Options, Size, plan, upscale_files
 
@@ -248,6 +253,13 @@ def run(args: argparse.Namespace) -> int:
     single = count == 1 and not inputs[0].is_dir()
     start = time.perf_counter()
 
+    def tell_about() -> None:
+        while about:
+            print(f"srnet: {about.pop(0)}", file=sys.stderr)
+
+    if not single:
+        tell_about()
+
     def bar(job: Job) -> Progress | None:
         finished = done + skipped + failed
         return _progress_bar(job.source, finished, count, start) if sys.stderr.isatty() else None
@@ -277,6 +289,7 @@ def run(args: argparse.Namespace) -> int:
                 print(json.dumps(row | {"skipped": True, "notes": list(outcome.notes)}), flush=True)
             continue
         done += 1
+        tell_about()  # of a single file that fails, only the error is told
         for note in outcome.notes:
             print(f"srnet: {source}: {note}", file=sys.stderr)
         print(
@@ -286,7 +299,10 @@ def run(args: argparse.Namespace) -> int:
         )
         if outcome.compared is not None:
             picture, psnr = outcome.compared
-            row |= {"compare": str(picture), "psnr_shrunk_back": round(psnr, 2) if psnr < 1000 else None}
+            row |= {
+                "compare": str(picture),
+                "psnr_shrunk_back": round(psnr, 2) if psnr < 1000 else None,
+            }
             print(
                 f"srnet: {picture}: shrunk back with MATLAB's bicubic, the result has {psnr:.2f} dB PSNR "
                 f"against its input",
@@ -310,10 +326,10 @@ def _check_size(args: argparse.Namespace) -> None:
         name for name in ("scale", "max_side", "megapixels") if getattr(args, name) is not None
     ]
     if args.width is not None or args.height is not None:
-        given.append("width or height")
+        given.append("width" if args.width is not None else "height")
     if len(given) > 1:
         raise ConfigError(
-            f"{given[0]} and {given[1]} exclude each other; give one".replace("_", "-")
+            f"--{given[0]} and --{given[1]} exclude each other; give one".replace("_", "-")
         )
     if args.scale is not None and not 1 <= args.scale <= 8:
         raise ConfigError(f"--scale is {args.scale:g}; use 1 to 8")
@@ -323,14 +339,19 @@ def _check_size(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is {value:g}; use more than 0")
 
 
-def _load(args: argparse.Namespace) -> tuple[Upscaler, str]:
-    """Loads the model: the one asked for, else the smallest shipped one that reaches the size."""
+def _load(args: argparse.Namespace) -> tuple[Upscaler, str, list[str]]:
+    """Loads the model: the one asked for, else the smallest shipped one that reaches the size.
+
+    Returns:
+        What computes, the model's name, and what the user should know about the choice.
+    """
     from srnet.checkpoint import shipped_models
     from srnet.choice import choose_model
     from srnet.files import find_images
     from srnet.foreign import load_model
     from srnet.inference import DEFAULT_OVERLAP, Upscaler
 
+    about: list[str] = []
     if args.model is not None:
         # a whole factor that models exist for must be this model's own; anything else is resampled
         wanted = int(args.scale) if args.scale in (2, 3, 4) else None
@@ -346,7 +367,7 @@ def _load(args: argparse.Namespace) -> tuple[Upscaler, str]:
             find_images([*args.inputs, *args.more], args.recursive),
             next((s for s in scales if s >= factor), max(scales, default=4)),
         )
-        print(f"srnet: {choice.reason}", file=sys.stderr)
+        about.append(choice.reason)
         model = load_model(choice.model)
     upscaler = Upscaler(
         model.network,
@@ -357,13 +378,11 @@ def _load(args: argparse.Namespace) -> tuple[Upscaler, str]:
         self_ensemble=args.self_ensemble,
     )
     if upscaler.tile and upscaler.overlap < DEFAULT_OVERLAP:
-        print(
-            f"srnet: warning: overlap {upscaler.overlap} is below {DEFAULT_OVERLAP}, seams between tiles may show",
-            file=sys.stderr,
+        about.append(
+            f"overlap {upscaler.overlap} is below {DEFAULT_OVERLAP}, seams between tiles may show"
         )
-    for note in model.notes:
-        print(f"srnet: {args.model}: {note}", file=sys.stderr)
-    return upscaler, model.name
+    about += [f"{args.model}: {note}" for note in model.notes]
+    return upscaler, model.name, about
 
 
 def _colour(text: str) -> tuple[int, int, int]:
