@@ -319,3 +319,29 @@ def test_auto_precision_on_a_cpu_is_what_it_computes_natively_and_never_half(
 def test_nothing_is_compiled_unasked(network, monkeypatch):
     monkeypatch.setattr(torch, "compile", None)
     Upscaler(network)(np.zeros((4, 4, 3), np.uint8))
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(1, 45), st.integers(1, 45), st.integers(1, 4), st.integers(1, 40), st.booleans())
+def test_tiles_of_a_real_network_equal_the_whole_at_any_size(height, width, channels, tile, deep):
+    network = random_network(num_blocks=1, convs_per_block=1, attention_blocks=(0,), region_size=8)
+    kind = np.uint16 if deep else np.uint8
+    high = np.iinfo(kind).max
+    image = np.random.default_rng(height).integers(0, high, (height, width, channels), dtype=kind)
+    whole = Upscaler(network, tile=0, precision="fp32")(image)
+    tiled = Upscaler(network, tile=tile, overlap=network.receptive_field, precision="fp32")(image)
+    assert whole.shape == (2 * height, 2 * width, channels)
+    assert (tiled == whole).all()
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+def test_a_flat_image_stays_flat_away_from_the_border(channels, dtype):
+    network = random_network(num_blocks=1, convs_per_block=1, attention_blocks=(0,), region_size=8)
+    value = 0.3 if dtype == np.float32 else np.iinfo(dtype).max // 3
+    result = Upscaler(network, precision="fp32")(np.full((96, 96, channels), value, dtype))
+    inner = 2 * network.receptive_field
+    assert 2 * inner < len(result)
+    # a random network gives each of the four sub-pixels a value of its own
+    middle = result[inner:-inner:2, inner:-inner:2].reshape(-1, channels).astype(np.float64)
+    assert np.ptp(middle, axis=0).max() <= (1e-4 if dtype == np.float32 else 1)
