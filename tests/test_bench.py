@@ -1,6 +1,8 @@
 """The benchmark's own figures: operations, dense twin of the operator, medians, memory, ratios."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +11,11 @@ from torch import nn
 from srnet import bench
 from srnet.attention import alibi_slopes, predict_relevance, sparse_attention
 from srnet.bench import Case, count_flops, dense_attention, measure, network_case, roofline_case
+from srnet.cli import main
 from srnet.config import NetworkConfig
 from srnet.network import SRNet
 
+ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
 
 
@@ -227,3 +231,29 @@ def test_without_spandrel_the_rest_is_measured(monkeypatch):
     assert found.results[0].precision == "fp32"
     assert len(found.notes) == 2
     assert math.isfinite(found.results[0].gflop_per_second)
+
+
+def test_command_prints_and_writes(tmp_path, capsys):
+    words = [
+        "bench",
+        "configs/tiny_x4.yaml",
+        "network.num_blocks=2",
+        "network.attention_blocks=[1]",
+    ]
+    words[1] = str(ROOT / words[1])
+    words += ["--only", "networks", "--only", "growth", "--quick", "--runs", "1", "--size", "16"]
+    words += ["--sizes", "8", "16", "--threads", "1", "--precision", "fp32"]
+    assert (
+        main([*words, "--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.png")]) == 0
+    )
+    report = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    names = {r["name"] for r in report["results"] if r["section"] == "networks"}
+    assert names == {"tiny_x4 num_blocks=2 attention_blocks=[1]"}
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("ratios, fp32, 1 thread: tiny's share of the roofline 0.")
+
+
+def test_an_override_needs_a_configuration(capsys):
+    assert main(["bench", "network.top_k=3"]) == 2
+    assert "give a .yaml file first" in capsys.readouterr().err
