@@ -112,7 +112,7 @@ class SRModule(LightningModule):
         """Batch is uint8 LR (B, 3, p, p) and HR (B, 3, p * scale, p * scale)."""
         lr, hr = (t.float().div_(255) for t in batch)
         loss = F.l1_loss(self._forward(lr).float(), hr)
-        self.log("train/loss", loss, prog_bar=True)
+        self.log("train/loss", loss, prog_bar=True, sync_dist=self.trainer.world_size > 1)
         return loss
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
