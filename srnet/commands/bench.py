@@ -270,7 +270,7 @@ def _plot(found: "Bench", path: Path, test_set: str) -> None:
     growth.set_title(f"time, {precision}, {threads} threads")
     if growth.get_legend_handles_labels()[0]:
         growth.legend(fontsize=7)
-    frontier.plot([], [], "k^", label="PSNR published by the authors")
+    frontier.plot([], [], "k^", label="PSNR published, or of published weights")
     frontier.plot([], [], "ro", label="srnet, PSNR of the checkpoint")
     frontier.set(xlabel="seconds", ylabel=f"PSNR-Y on {test_set} x4, dB", xscale="log")
     frontier.set_title("quality against time")
