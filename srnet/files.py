@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
 from srnet import image_io
 from srnet.errors import ConfigError, ImageError
 from srnet.image_io import Canvas, Header, OutputFormat, Picture
-from srnet.inference import Progress, Upscaler
+from srnet.inference import Progress, Upscaler, free_memory
 
 _DEPTHS = {"uint8": "8 bit", "uint16": "16 bit", "float32": "float"}
+_ENCODER_BYTES = {"webp": 7, "gif": 13, "avif": 41}  # a pixel, measured; the others are streamed
 _READ_AHEAD = 4_000_000  # pixels; larger images are decoded only when their turn comes
 
 
@@ -405,6 +407,7 @@ def _read(
             image_io.remove_leftovers(job.target.parent)
         # PNG and TIFF of photographs take about the raw size, and a large result is also kept raw while it is encoded
         need = size[0] * size[1] * 3 * 2
+        _check_memory(job, format, size, header.frames if options.animated else 1)
         free = shutil.disk_usage(job.target.parent).free
         if need > free:
             raise ImageError(
@@ -526,6 +529,21 @@ def _as_image_error(job: Job, error: Exception) -> ImageError:
 def _take(steps: Iterator[Job]) -> list[Job]:
     """The next step as a list of one, an empty list at the end."""
     return [job for job in [next(steps, None)] if job is not None]
+
+
+def _check_memory(job: Job, format: OutputFormat, size: tuple[int, int], frames: int) -> None:
+    """Refuses before computing what a whole-image encoder could not hold.
+
+    Raises:
+        ImageError: If the free memory is too small.
+    """
+    free = free_memory(torch.device("cpu"))
+    need = size[0] * size[1] * frames * _ENCODER_BYTES.get(format, 0)
+    if free is not None and need > free:
+        raise ImageError(
+            f"{job.target}: {format} is encoded in memory, which needs about {need / 1e6:.0f} MB, "
+            f"{free / 1e6:.0f} MB are free; use --format png, jpeg or tiff"
+        )
 
 
 def _recipe(source: Path, settings: dict[str, object]) -> str:

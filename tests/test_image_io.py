@@ -360,3 +360,16 @@ def test_a_canvas_on_disk_gives_back_its_rows(tmp_path, channels, dtype):
         (path,) = tmp_path.iterdir()
         assert image_io.is_partial(path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("format", ["png", "tiff", "avif", "jpeg", "webp"])
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_sixteen_bits_are_kept_where_the_format_has_them_and_rounded_elsewhere(format, channels):
+    pixels = noise(6, 8, channels, dtype=np.uint16)
+    pixels[..., 3:] = 65535
+    result = image_io.fit_format(pixels, format, (0, 0, 0))
+    if format in ("png", "tiff", "avif"):
+        assert result is pixels
+    else:
+        expected = np.round(pixels[..., : result.shape[2]] / 257).astype(np.uint8)
+        assert (result == expected).all()

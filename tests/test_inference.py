@@ -125,6 +125,19 @@ def test_float_values_beyond_white_are_kept():
     np.testing.assert_allclose(Upscaler(Stub())(image), image.repeat(2, 0).repeat(2, 1), atol=1e-5)
 
 
+def test_float_values_beyond_white_reach_the_network_between_0_and_1():
+    seen = []
+
+    def hook(lr):
+        seen.append((float(lr.min()), float(lr.max())))
+        return lambda sr: sr.clamp(0, 1)  # as networks of other projects do
+
+    image = np.linspace(-0.5, 4, 48, dtype=np.float32).reshape(4, 4, 3)
+    result = Upscaler(Stub(hook))(image)
+    assert seen == [(0, 1)]
+    np.testing.assert_allclose(result, image.repeat(2, 0).repeat(2, 1), atol=1e-5)
+
+
 def test_sixteen_bits_are_more_than_eight(network):
     ramp = np.linspace(20000, 24000, 60 * 8).astype(np.uint16).reshape(8, 60)
     assert len(np.unique(Upscaler(network)(ramp))) > 256

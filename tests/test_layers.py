@@ -61,7 +61,7 @@ TOP = {
     "compare": {"torch", "numpy", "PIL"},
     "evaluation": {"torch", "numpy"},
     "bench": {"torch"},
-    "files": {"numpy"},
+    "files": {"numpy", "torch"},
     "report_file": set(),
     "div2k": set(),
     "training": {"torch", "numpy", "yaml", "pydantic", "lightning", "timm", "wandb", "safetensors"},

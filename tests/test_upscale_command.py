@@ -794,3 +794,14 @@ def test_a_failing_single_file_says_nothing_but_its_error(upscale, picture):
     picture("a.png")
     code, _, err = upscale("a.png", "--width", "3", model=None)
     assert (code, err.count("\n")) == (2, 1)
+
+
+def test_an_encoder_that_needs_more_memory_than_is_free_is_refused_at_once(
+    upscale, picture, monkeypatch
+):
+    picture("a.png", (40, 40))
+    monkeypatch.setattr(files, "free_memory", lambda device: 40_000)
+    code, _, err = upscale("a.png", "-f", "webp", "-t", "64")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "webp is encoded in memory" in err
+    assert upscale("a.png", "-t", "64")[0] == 0
