@@ -193,7 +193,7 @@ def sparse_attention(
     q = F.pad(q, (0, 0, 0, X * g - width, 0, Y * g - height))
     q_GNHD = q.view(B, Y, g, X, g, C).transpose(2, 3).reshape(G, N, H, D)
     rows_2HD = kv.reshape(B * height * width, 2, H, D)
-    flat = pixel_index(index, height, width, g, region_size).view(G * K)
+    flat = pixel_index(index, height, width, g, region_size).reshape(G * K)
 
     small = q.device.type == "cpu" and not torch.is_grad_enabled()
     groups = _GROUPS_AT_ONCE if small else G
@@ -201,8 +201,8 @@ def sparse_attention(
     for some_q, some_flat, some_index, kept in zip(
         torch.split(q_GNHD, groups),
         torch.split(flat, groups * K),
-        torch.split(index.view(G, K), groups),
-        torch.split(relevance.view(G, 1, K), groups),
+        torch.split(index.reshape(G, K), groups),
+        torch.split(relevance.reshape(G, 1, K), groups),
         strict=True,
     ):
         k_GHKD, v_GHKD = (
