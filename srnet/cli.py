@@ -21,7 +21,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("srnet.commands.models", "list the known checkpoints"),
     "download": ("srnet.commands.download", "fetch a checkpoint that does not come with srnet"),
     "diagnose": ("srnet.commands.diagnose", "look into the attention of a network on an image"),
-    "bench": ("srnet.commands.bench", "time networks and attention against other projects' networks"),
+    "bench": (
+        "srnet.commands.bench",
+        "time networks and attention against other projects' networks",
+    ),
     "data": ("srnet.commands.data", "check a folder of training or test images"),
 }
 
