@@ -539,6 +539,10 @@ def test_the_guard_against_huge_inputs_is_an_option_and_spares_the_result(
     assert "40 x 40" in err
     assert "--max-pixels" in err
     assert upscale("a.png", "--max-pixels", "1600")[0] == 0  # the result has 6400
+    picture("in/b.png", (40, 40))
+    code, _, err = upscale("in", "--max-pixels", "1599")
+    assert code == 1
+    assert "--max-pixels" in err
 
 
 def test_nothing_is_computed_for_a_result_that_cannot_be_written(upscale, tmp_path, monkeypatch):
