@@ -1,0 +1,49 @@
+"""``scripts/profile_step.py`` on a small run."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from srnet.config import load_config
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def profile_step():
+    spec = importlib.util.spec_from_file_location("profile_step", ROOT / "scripts/profile_step.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+def test_the_parts_of_a_step_add_up(profile_step, photo, tmp_path):
+    (tmp_path / "train").mkdir()
+    Image.fromarray(photo("coffee")[:120, :120]).save(tmp_path / "train" / "a.png")
+    words = (
+        f"data.train=[{tmp_path / 'train'}]",
+        "data.validation={}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+        "data.batch_size=2",
+        "trainer.device=cpu",
+    )
+    config = load_config(ROOT / "configs/smoke.yaml", words)
+    found = profile_step.measure(config, 2, lambda line: None)
+    whole = found.pop("step")
+    assert set(found) == {
+        "convolution",
+        "attention",
+        "optimiser",
+        "data",
+        "logging",
+        "attention health",
+        "other",
+    }
+    assert all(seconds > 0 for seconds in found.values())
+    assert sum(found.values()) == pytest.approx(whole)
+    assert found["convolution"] > found["data"]
