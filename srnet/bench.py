@@ -34,8 +34,7 @@ from torch.utils.flop_counter import (
 
 from srnet import __version__
 from srnet.attention import SparseAttention, query_distance
-from srnet.device import has_native_bf16
-from srnet.inference import select_device
+from srnet.device import has_native_bf16, select_device
 from srnet.network import SRNet
 
 Section = Literal["roofline", "networks", "peers", "operator", "growth"]

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from srnet.device import Precision, resolve_precision
+from srnet.device import Precision, resolve_precision, select_device
 from srnet.errors import ConfigError, ImageError
 from srnet.network import SRNet
 from srnet.tiling import Region, round_up, split, window_of
@@ -484,31 +484,6 @@ def _is_out_of_memory(error: Exception) -> bool:
     return any(
         words in str(error) for words in ("allocate memory", "not enough memory", "out of memory")
     )
-
-
-def select_device(name: str) -> torch.device:
-    """Returns the device of that name; "auto" takes a GPU where there is one.
-
-    Raises:
-        ConfigError: If the name is unknown or this machine has no such device.
-    """
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if name == "auto":
-        return torch.device("cuda" if cuda else "mps" if mps else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"device {name!r} is unknown; use auto, cpu, cuda, cuda:1 or mps"
-        ) from error
-    count = {"cpu": 1, "cuda": torch.cuda.device_count() if cuda else 0, "mps": int(mps)}.get(
-        device.type, 0
-    )
-    if (device.index or 0) >= count:
-        raise ConfigError(
-            f"device {name!r}: this machine has {count} of type {device.type}; use --device cpu"
-        )
-    return device
 
 
 def free_memory(device: torch.device) -> int | None:

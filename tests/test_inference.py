@@ -12,8 +12,9 @@ from PIL import Image
 from torch import nn
 
 from srnet.config import NetworkConfig
+from srnet.device import select_device
 from srnet.errors import CheckpointError, ConfigError, ImageError
-from srnet.inference import Upscaler, fill_hidden, select_device
+from srnet.inference import Upscaler, fill_hidden
 from srnet.network import SRNet
 
 
