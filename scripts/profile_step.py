@@ -80,7 +80,14 @@ def measure(config: RunConfig, steps: int, report: Callable[[str], None]) -> dic
     average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(config.optim.ema_decay))
     data = config.data
     batches = iter(
-        PatchBatches(packed, data.batch_size, data.patch_size, 0, degradation=data.degradation)
+        PatchBatches(
+            packed,
+            data.batch_size,
+            data.patch_size,
+            0,
+            degradation=data.degradation,
+            informative=data.informative,
+        )
     )
     clock = Clock(device)
     for module in network.modules():

@@ -87,9 +87,13 @@ class ExportWeights(Callback):
         self.report(f"step {step}: {text}{'  (best)' if improved else ''}")
 
     def export(self, file: str, module: SRModule, step: int) -> None:
-        """Writes the weights that the module holds now, with what they were last measured at."""
+        """Writes the weights that the module holds now, with what they were last measured at.
+
+        The same tensors go into a .pth beside it, without prefix, for programs that do not read safetensors.
+        """
+        path = self.folder / file
         save_checkpoint(
-            self.folder / file,
+            path,
             module.network,
             metrics={"step": step, **finite(module.validation_means())},
             data=self.data,
@@ -97,6 +101,8 @@ class ExportWeights(Callback):
             commit=self.commit,
             kind=self.kind,
         )
+        weights = {key: value.float().cpu() for key, value in module.network.state_dict().items()}
+        AtomicCheckpointIO().save_checkpoint(weights, path.with_suffix(".pth"))
         self.exported_step = step
 
     def state_dict(self) -> dict[str, Any]:

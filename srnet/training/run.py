@@ -197,7 +197,7 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
     """Trains from the start, or from the saved state in the run's folder if there is one.
 
     Writes to ``output_dir/name``: config.json, last.ckpt (resumable state), last.safetensors and best.safetensors
-    (averaged weights), logs/version_N/metrics.csv for each sitting.
+    (averaged weights, also as .pth), logs/version_N/metrics.csv for each sitting.
 
     Args:
         config: The run.

@@ -52,7 +52,10 @@ def test_the_published_weights_are_the_average(config_file: Path) -> None:
     """last.safetensors is the EMA: the same as the average in the state, unlike the raw weights."""
     result = train(config(config_file), lambda _: None)
     state = torch.load(result.folder / "last.ckpt", weights_only=True)
+    plain = torch.load(result.folder / "last.pth", weights_only=True)
+    assert plain.keys() == weights(result.folder).keys()
     for key, value in weights(result.folder).items():
+        torch.testing.assert_close(value, plain[key], atol=0, rtol=0)
         torch.testing.assert_close(value, state["state_dict"][f"network.{key}"], atol=0, rtol=0)
     raw = state["current_model_state"]["network.blocks.0.convs.0.weight"]
     assert not torch.equal(raw, state["state_dict"]["network.blocks.0.convs.0.weight"])
@@ -66,7 +69,10 @@ def test_the_end_of_the_run_is_published(config_file: Path, word: str) -> None:
     assert metrics["step"] == 6
     assert ("cat" in metrics) == ("cat" in result.metrics) == ("validation" not in word)
     state = torch.load(result.folder / "last.ckpt", weights_only=True)
+    plain = torch.load(result.folder / "last.pth", weights_only=True)
+    assert plain.keys() == weights(result.folder).keys()
     for key, value in weights(result.folder).items():
+        torch.testing.assert_close(value, plain[key], atol=0, rtol=0)
         torch.testing.assert_close(value, state["state_dict"][f"network.{key}"], atol=0, rtol=0)
 
 
