@@ -206,9 +206,11 @@ def _nearby(path: Path) -> str:
     """What may have been meant by a name that does not exist."""
     if path.parts and path.parts[0] in ("http:", "https:"):
         return "; srnet reads files, so download it first"
+    if path.is_symlink():
+        return "; it is a broken link"
     names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
-    return f"; did you mean {path.with_name(close[0])}?" if close else ""
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def format_of(name: str) -> OutputFormat:

@@ -141,7 +141,7 @@ def test_jpeg_is_measured_on_the_files_that_training_validates_on(
     out = capsys.readouterr().out
     assert "then JPEG of quality 40 to 80" in out
     scores = []
-    for lr, hr in WholeImages(find_pairs(folder, 2), 2, (40, 80)):
+    for lr, hr, *_ in WholeImages(find_pairs(folder, 2), 2, (40, 80)):
         bicubic = imresize(lr[None], hr.shape[1:]).float() / 255
         scores.append(psnr_y(bicubic, hr[None].float() / 255, 2).item())
     assert f"{np.mean(scores):.2f}" in out.split("mean", 1)[1].splitlines()[0]
