@@ -113,6 +113,8 @@ class WholeImages(Dataset[tuple[Tensor, Tensor, int, str]]):
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor, int, str]:
         """LR, HR, number and name of this process's entry i."""
+        if i >= len(self):  # ends a for loop over the images
+            raise IndexError(i)
         number = i * self.processes + self.rank
         if number >= len(self.pairs):
             nothing = torch.zeros(3, 0, 0, dtype=torch.uint8)
