@@ -148,18 +148,37 @@ def query_distance(index: Tensor, group_size: int, region_size: int, dtype: torc
     return squared.sqrt_().flatten(1, 2)
 
 
+def _bias(
+    kept_G1K: Tensor, distance_GNK: Tensor, slopes: Sequence[float], scratch: Tensor | None
+) -> Tensor:
+    """Relevance minus slope times distance for each head, (G, H, N, K); in scratch, if given."""
+    if scratch is None:
+        return torch.stack([torch.sub(kept_G1K, distance_GNK, alpha=s) for s in slopes], dim=1)
+    bias = scratch[: len(kept_G1K)]
+    for head, slope in enumerate(slopes):
+        torch.sub(kept_G1K, distance_GNK, alpha=slope, out=bias[:, head])
+    return bias
+
+
 def _attend(q_GHND: Tensor, k_GHKD: Tensor, v_GHKD: Tensor, bias_GHNK: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(D) + bias) v."""
+    """softmax(q k^T / sqrt(D) + bias) v; without autograd the bias is overwritten."""
     scale = q_GHND.shape[-1] ** -0.5
-    if not bias_GHNK.requires_grad:
+    exact = q_GHND.device.type == "cpu" and q_GHND.dtype in (torch.float32, torch.float64)
+    if not bias_GHNK.requires_grad and not exact:
         return F.scaled_dot_product_attention(
             q_GHND, k_GHKD, v_GHKD, attn_mask=bias_GHNK, scale=scale
         )
-    # No fused kernel gives the bias a gradient, and SDPA's own fallback takes a third longer than this.
+    # No fused kernel gives the bias a gradient. On a CPU SDPA multiplies these small matrices one by one, which threads
+    # hardly speed up; batched products they do.
     G, H, N, K = bias_GHNK.shape
     q, k, v = (t.reshape(G * H, t.shape[2], -1) for t in (q_GHND, k_GHKD, v_GHKD))
-    score = torch.baddbmm(bias_GHNK.view(G * H, N, K), q, k.transpose(1, 2), alpha=scale)
-    return torch.bmm(score.softmax(-1).to(v.dtype), v).view(G, H, N, -1)
+    score = bias_GHNK.view(G * H, N, K)
+    if torch.is_grad_enabled():
+        score = torch.baddbmm(score, q, k.transpose(1, 2), alpha=scale).softmax(-1).to(v.dtype)
+    else:
+        score = score.baddbmm_(q, k.transpose(1, 2), alpha=scale)
+        score = torch.softmax(score, -1, out=score)
+    return torch.bmm(score, v).view(G, H, N, -1)
 
 
 def sparse_attention(
@@ -190,13 +209,15 @@ def sparse_attention(
     g, N, H = group_size, group_size * group_size, len(slopes)
     G, D = B * Y * X, C // H
 
-    q = F.pad(q, (0, 0, 0, X * g - width, 0, Y * g - height))
-    q_GNHD = q.view(B, Y, g, X, g, C).transpose(2, 3).reshape(G, N, H, D)
+    if width % g or height % g:  # F.pad copies even when there is nothing to add
+        q = F.pad(q, (0, 0, 0, X * g - width, 0, Y * g - height))
+    q_GNHD = q.reshape(B, Y, g, X, g, C).transpose(2, 3).reshape(G, N, H, D)
     rows_2HD = kv.reshape(B * height * width, 2, H, D)
     flat = pixel_index(index, height, width, g, region_size).reshape(G * K)
 
-    small = q.device.type == "cpu" and not torch.is_grad_enabled()
-    groups = _GROUPS_AT_ONCE if small else G
+    plain = torch.is_grad_enabled()
+    groups = _GROUPS_AT_ONCE if q.device.type == "cpu" and not plain else G
+    scratch = None if plain else relevance.new_empty(min(groups, G), H, N, K)
     parts: list[Tensor] = []
     for some_q, some_flat, some_index, kept in zip(
         torch.split(q_GNHD, groups),
@@ -209,9 +230,7 @@ def sparse_attention(
             rows_2HD.index_select(0, some_flat).view(-1, K, 2, H, D).permute(2, 0, 3, 1, 4)
         )
         distance_GNK = query_distance(some_index, g, region_size, relevance.dtype)
-        bias_GHNK = torch.stack(
-            [torch.sub(kept, distance_GNK, alpha=slope) for slope in slopes], dim=1
-        )
+        bias_GHNK = _bias(kept, distance_GNK, slopes, scratch)
         out_GHND = _attend(some_q.transpose(1, 2), k_GHKD, v_GHKD, bias_GHNK.to(q.dtype))
         parts.append(out_GHND.transpose(1, 2).reshape(-1, N, C))
 
