@@ -92,6 +92,9 @@ class ExportWeights(Callback):
         The same tensors go into a .pth beside it, without prefix, for programs that do not read safetensors.
         """
         path = self.folder / file
+        # first, since the .safetensors says that a step is published
+        weights = {key: value.float().cpu() for key, value in module.network.state_dict().items()}
+        AtomicCheckpointIO().save_checkpoint(weights, path.with_suffix(".pth"))
         save_checkpoint(
             path,
             module.network,
@@ -101,8 +104,6 @@ class ExportWeights(Callback):
             commit=self.commit,
             kind=self.kind,
         )
-        weights = {key: value.float().cpu() for key, value in module.network.state_dict().items()}
-        AtomicCheckpointIO().save_checkpoint(weights, path.with_suffix(".pth"))
         self.exported_step = step
 
     def state_dict(self) -> dict[str, Any]:

@@ -99,8 +99,11 @@ def test_killed_five_times_at_random_equals_never_stopped(victim, config_file, t
         a, b = (load_checkpoint(runs / n / f"{file}.safetensors") for n in ("parts", "whole"))
         assert_equal(dict(a.network.state_dict()), dict(b.network.state_dict()), file)
         assert a.metadata["metrics"] == b.metadata["metrics"]
+        plain = torch.load(runs / "parts" / f"{file}.pth", weights_only=True)
+        assert_equal(plain, dict(a.network.state_dict()), file)
     left = sorted(path.name for path in (runs / "parts").iterdir())
-    assert left == ["best.safetensors", "config.json", "last.ckpt", "last.safetensors", "logs"]
+    published = [f"{name}.{kind}" for name in ("best", "last") for kind in ("pth", "safetensors")]
+    assert left == sorted([*published, "config.json", "last.ckpt", "logs"])
 
 
 @pytest.mark.parametrize("fault", ["kill_in_validation", "kill_in_export"])
