@@ -215,9 +215,9 @@ def sparse_attention(
     rows_2HD = kv.reshape(B * height * width, 2, H, D)
     flat = pixel_index(index, height, width, g, region_size).reshape(G * K)
 
-    plain = torch.is_grad_enabled()
-    groups = _GROUPS_AT_ONCE if q.device.type == "cpu" and not plain else G
-    scratch = None if plain else relevance.new_empty(min(groups, G), H, N, K)
+    autograd = torch.is_grad_enabled()
+    groups = _GROUPS_AT_ONCE if q.device.type == "cpu" and not autograd else G
+    scratch = None if autograd else relevance.new_empty(min(groups, G), H, N, K)
     parts: list[Tensor] = []
     for some_q, some_flat, some_index, kept in zip(
         torch.split(q_GNHD, groups),

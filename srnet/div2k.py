@@ -5,10 +5,12 @@ The publisher gives no hashes: sizes and SHA-256 are those that TensorFlow Datas
 
 from __future__ import annotations
 
+import lzma
 import os
 import shutil
 import stat
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,7 +165,8 @@ def _unpack(path: Path, archive: Archive, root: Path) -> None:
         target = root / archive.folder
         target.parent.mkdir(parents=True, exist_ok=True)
         os.replace(partial, target)
-    except (zipfile.BadZipFile, zipfile.LargeZipFile, EOFError, NotImplementedError) as error:
+    # zipfile lets errors of the decompressor through, and calls an encrypted entry a RuntimeError
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError) as error:
         raise DataError(f"{path}: damaged zip file ({error}); delete it and run again") from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)

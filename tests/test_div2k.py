@@ -206,7 +206,7 @@ def replace(monkeypatch, publisher, content):
     monkeypatch.setattr(div2k, "HR", (div2k.HR[0], changed))
 
 
-@pytest.mark.parametrize("change", ["lacks", "link", "damaged", "not a zip"])
+@pytest.mark.parametrize("change", ["lacks", "link", "damaged", "bad stream", "not a zip"])
 def test_archives_that_are_not_what_they_should_be(
     publisher, tmp_path, capsys, monkeypatch, change
 ):
@@ -223,6 +223,15 @@ def test_archives_that_are_not_what_they_should_be(
         content = packed(folder, images)
         middle = content.index(images["0801.png"]) + 500
         content = content[:middle] + b"\0\1\2\3" + content[middle + 4 :]
+        text = "damaged zip file"
+    elif change == "bad stream":
+        memory = io.BytesIO()
+        with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as file:
+            for name in images:
+                file.writestr(f"{folder}/{name}", b"pixels" * 1000)
+        start = memory.getvalue().index(b"0801.png") + len("0801.png")
+        # a block of a type that does not exist
+        content = memory.getvalue()[:start] + b"\x07" + memory.getvalue()[start + 1 :]
         text = "damaged zip file"
     else:
         content, text = b"no zip at all", "damaged zip file"

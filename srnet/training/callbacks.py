@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from srnet.checkpoint import Kind, save_checkpoint
 from srnet.errors import TrainingError
+from srnet.image_io import atomic_output
 from srnet.training.module import SRModule
 
 
@@ -198,16 +197,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target = Path(path)
         for stale in target.parent.glob(f".{target.name}.*"):  # of a process that was killed
             stale.unlink(missing_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with atomic_output(target) as partial, partial.open("wb") as file:
+            torch.save(checkpoint, file)
 
 
 class SaveState(Callback):

@@ -53,6 +53,10 @@ def test_the_published_weights_are_the_average(config_file: Path) -> None:
     result = train(config(config_file), lambda _: None)
     state = torch.load(result.folder / "last.ckpt", weights_only=True)
     plain = torch.load(result.folder / "last.pth", weights_only=True)
+    modes = {
+        (result.folder / f"last.{kind}").stat().st_mode for kind in ("pth", "safetensors", "ckpt")
+    }
+    assert len(modes) == 1  # who may read one may read all
     assert plain.keys() == weights(result.folder).keys()
     for key, value in weights(result.folder).items():
         torch.testing.assert_close(value, plain[key], atol=0, rtol=0)
@@ -70,6 +74,10 @@ def test_the_end_of_the_run_is_published(config_file: Path, word: str) -> None:
     assert ("cat" in metrics) == ("cat" in result.metrics) == ("validation" not in word)
     state = torch.load(result.folder / "last.ckpt", weights_only=True)
     plain = torch.load(result.folder / "last.pth", weights_only=True)
+    modes = {
+        (result.folder / f"last.{kind}").stat().st_mode for kind in ("pth", "safetensors", "ckpt")
+    }
+    assert len(modes) == 1  # who may read one may read all
     assert plain.keys() == weights(result.folder).keys()
     for key, value in weights(result.folder).items():
         torch.testing.assert_close(value, plain[key], atol=0, rtol=0)
