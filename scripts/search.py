@@ -3,8 +3,8 @@
     python scripts/search.py --trunk runs/trunk_x4/last.safetensors --train data/cid22 data/photos \
         --validation data/validation --test data/Urban100 --steps 1000 --arms none window sparse
 
-All arms start from one trained convolutional trunk; attention layers start as the identity. Time is what is equal, not
-steps: a training step of each arm is timed, interleaved with the others in one process, and an arm gets `--steps` times
+All arms start from one trained convolutional trunk; attention layers start as the identity, in one of three ways
+(see `START`). Time is what is equal, not steps: a training step of each arm is timed, interleaved with the others in one process, and an arm gets `--steps` times
 (step of the plain network / its own step) steps. Every run is `srnet train` and every score `srnet eval`; the commands
 are printed and kept. Results go to --output as JSON lines, one for each arm and seed; what is already there is not run
 again. --table FILE writes them as a table between the markers of a Markdown file.
@@ -19,31 +19,62 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
+
+import torch
+from predictor_study import lr_of
+from torch import Tensor
+
+from srnet.attention import SparseAttention
+from srnet.checkpoint import load_checkpoint, save_checkpoint
+from srnet.config import load_config
+from srnet.network import SRNet
+from srnet.pairs import images_in
+from srnet.training.module import build_optimizer
 
 CONFIG = "configs/small_x4_open.yaml"
-ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "none": ("no attention", ("network.attention_blocks=[]",)),
-    "window": (
+
+
+class Arm(NamedTuple):
+    """One network shape and how its attention layers start."""
+
+    title: str
+    changes: tuple[str, ...] = ()
+    """What it changes in the configuration."""
+    start: Literal["random", "similar", "centred"] = "random"
+
+
+ARMS = {
+    "none": Arm("no attention", ("network.attention_blocks=[]",)),
+    "window": Arm(
         "8x8 windows: all 64 pixels of the group's own square",
         ("network.region_size=8", "network.top_k=64"),
     ),
-    "sparse": ("top-64 of 32x32, three layers", ()),
-    "sparse-1": ("top-64 of 32x32, one layer", ("network.attention_blocks=[3]",)),
-    "sparse-k32": ("top-32 of 32x32, three layers", ("network.top_k=32",)),
-    "sparse-wide": ("top-64 of 48x48, three layers", ("network.region_size=48",)),
-    "sparse-far": ("top-64 of 32x32, weak locality", ("network.predictor_slope=0.02",)),
+    "window-similar": Arm("8x8 windows", ("network.region_size=8", "network.top_k=64"), "similar"),
+    "sparse": Arm("top-64 of 32x32, three layers"),
+    "similar": Arm("top-64 of 32x32, three layers", start="similar"),
+    "centred": Arm("top-64 of 32x32, three layers", start="centred"),
+    "similar-1": Arm(
+        "top-64 of 32x32, one layer", ("network.attention_blocks=[3]",), start="similar"
+    ),
+    "similar-k32": Arm("top-32 of 32x32, three layers", ("network.top_k=32",), "similar"),
+    "similar-wide": Arm("top-64 of 48x48, three layers", ("network.region_size=48",), "similar"),
 }
-"""Name, what it is, and what it changes in the configuration."""
+START = {
+    "random": "queries and keys by independent orthogonal projections",
+    "similar": "keys projected as queries, so that similar pixels attend to each other",
+    "centred": "as similar, and the norm takes the mean and deviation of each channel over training images away",
+}
 BEGIN, END = "<!-- search: begin -->", "<!-- search: end -->"
 
 
 def overrides(args: argparse.Namespace, arm: str) -> list[str]:
     """The words that make an arm's run of the configuration, but for its name and number of steps."""
     return [
-        *ARMS[arm][1],
-        f"init_from={args.trunk}",
+        *ARMS[arm].changes,
+        f"init_from={args.output.parent / f'start_{arm}_{args.seed}.safetensors'}",
         f"data.train=[{','.join(map(str, args.train))}]",
         f"data.validation.validation={args.validation}",
         f"data.cache_dir={args.output.parent / 'cache'}",
@@ -55,14 +86,48 @@ def overrides(args: argparse.Namespace, arm: str) -> list[str]:
     ]
 
 
+def features(network: SRNet, layer: SparseAttention, folders: Sequence[Path]) -> Tensor:
+    """What a layer's norm gives for the pixels of a few training images, (pixels, C)."""
+    paths = [path for folder in folders for path in images_in(folder).values()][::20]
+    got: list[Tensor] = []
+    hook = layer.norm.register_forward_hook(lambda _module, _input, out: got.append(out))
+    with torch.inference_mode():
+        for path in paths:
+            network(lr_of(path, network.scale, side=64))
+    hook.remove()
+    return torch.cat([out.flatten(0, -2) for out in got])
+
+
+def write_start(args: argparse.Namespace, arm: str) -> None:
+    """Writes the trunk with the arm's attention layers, which change nothing yet, as the run's first weights."""
+    trunk = load_checkpoint(args.trunk)
+    config = load_config(CONFIG, tuple(overrides(args, arm)))
+    torch.manual_seed(args.seed)
+    network = SRNet(config.network)
+    network.load_state_dict({**network.state_dict(), **trunk.network.state_dict()})
+    start = ARMS[arm].start
+    with torch.no_grad():
+        for layer in (m for m in network.modules() if isinstance(m, SparseAttention)):
+            dim, predictor_dim = layer.q.in_features, layer.predictor.out_features // 2
+            if start != "random":
+                layer.kv.weight[:dim] = layer.q.weight
+                layer.predictor.weight[predictor_dim:] = layer.predictor.weight[:predictor_dim]
+            if start == "centred":
+                normed = features(network, layer, args.train)
+                layer.norm.weight.copy_(1 / normed.std(0))
+                layer.norm.bias.copy_(-normed.mean(0) / normed.std(0))
+    save_checkpoint(
+        args.output.parent / f"start_{arm}_{args.seed}.safetensors",
+        network,
+        metrics={},
+        data=trunk.metadata["data"],
+        license=trunk.metadata["license"],
+        commit=trunk.metadata["commit"],
+    )
+
+
 def time_steps(args: argparse.Namespace, rounds: int = 7) -> dict[str, tuple[float, float]]:
     """Seconds of a training step, and of upscaling 256x256 pixels: medians over interleaved rounds, by arm."""
-    import torch
-
-    from srnet.config import load_config
-    from srnet.network import SRNet
-    from srnet.training.module import build_optimizer
-
     configs = {arm: load_config(CONFIG, tuple(overrides(args, arm))) for arm in args.arms}
     networks = {arm: SRNet(config.network) for arm, config in configs.items()}
     optimizers = {arm: build_optimizer(networks[arm], configs[arm].optim) for arm in args.arms}
@@ -117,10 +182,11 @@ def search(args: argparse.Namespace) -> None:
             *overrides(args, arm),
             f"name={name}",
             f"trainer.max_steps={steps}",
-            f"trainer.val_every_n_steps={steps}",
+            f"trainer.val_every_n_steps={max(1, steps // 3)}",
             f"optim.decay_steps={round(args.decay * steps)}",
             "optim.warmup_steps=50",
         ]
+        write_start(args, arm)
         start = time.perf_counter()
         run(["srnet", "train", CONFIG, *words])
         minutes = (time.perf_counter() - start) / 60
@@ -134,7 +200,6 @@ def search(args: argparse.Namespace) -> None:
             "upscale_time": round(seconds[arm][1] / plain[1], 2),
             "validation": round(score(args, weights, args.validation), 3),
             "test": round(score(args, weights, args.test), 3),
-            "changes": list(ARMS[arm][1]),
         }
         with args.output.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
@@ -144,16 +209,20 @@ def search(args: argparse.Namespace) -> None:
 def table(rows: list[dict[str, Any]], test: str) -> str:
     """Markdown, best first."""
     lines = [
-        f"| network | seed | steps | step time | upscaling time | validation | {test} | changes to `{CONFIG}` |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| network | seed | steps | step time | upscaling time | validation "
+        f"| {test} | start | changes to `{CONFIG}` |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in sorted(rows, key=lambda row: -float(row["validation"])):
-        changes = " ".join(f"`{change}`" for change in row["changes"]) or "none"
+        arm = ARMS[row["arm"]]
+        changes = " ".join(f"`{change}`" for change in arm.changes) or "none"
         lines.append(
-            f"| {ARMS[row['arm']][0]} | {row['seed']} | {row['steps']} | {row['step_time']:.2f} | "
-            f"{row['upscale_time']:.2f} | {row['validation']:.3f} | {row['test']:.3f} | {changes} |"
+            f"| {arm.title} | {row['seed']} | {row['steps']} | {row['step_time']:.2f} | "
+            f"{row['upscale_time']:.2f} | {row['validation']:.3f} | {row['test']:.3f} | {arm.start} | {changes} |"
         )
-    return "\n".join(lines)
+    return (
+        "\n".join(lines) + "\n\nStarts: " + "; ".join(f"{k}: {v}" for k, v in START.items()) + "."
+    )
 
 
 def main() -> None:
