@@ -13,7 +13,7 @@ import torch
 
 from srnet.datasets import PackedPairs, sample_patches
 from srnet.errors import SRNetError
-from srnet.image_io import read_rgb8
+from srnet.images.decode import read_rgb8
 from srnet.pairs import Pair, find_pairs_in_roots
 from srnet.resize import downscale
 

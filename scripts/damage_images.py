@@ -21,10 +21,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from srnet import image_io
 from srnet.config import NetworkConfig
 from srnet.files import Failure, Job, Options, upscale_files
-from srnet.image_io import OutputFormat
+from srnet.images import decode, encode, vips
+from srnet.images.fit import fit_format
+from srnet.images.formats import OutputFormat
 from srnet.inference import Upscaler
 from srnet.network import SRNet
 
@@ -64,7 +65,7 @@ def originals(folder: Path) -> dict[OutputFormat, bytes]:
     for format in FORMATS:
         pixels = random.integers(0, 256, (12, 16, 4), dtype=np.uint8)
         path = folder / f"whole.{format}"
-        image_io.write(path, image_io.fit_format(pixels, format, (0, 0, 0)), format)
+        encode.write(path, fit_format(pixels, format, (0, 0, 0)), format)
         files[format] = path.read_bytes()
     return files
 
@@ -83,7 +84,7 @@ def run(folder: Path, count: int, seed: int, current: Path) -> Counter[str]:
     """
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    image_io.disable_cache()
+    vips.disable_cache()
     shape = NetworkConfig(
         scale=2, embed_dim=8, num_blocks=1, convs_per_block=1, num_heads=1, attention_blocks=()
     )
@@ -111,7 +112,7 @@ def run(folder: Path, count: int, seed: int, current: Path) -> Counter[str]:
             assert list(target.parent.glob("*")) == [] if target.parent.exists() else True
             outcomes[f"{format} refused"] += 1
         else:
-            image_io.read(target)
+            decode.read(target)
             target.unlink()
             outcomes[f"{format} read"] += 1
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageCms
 
-from srnet import image_io
 from srnet.config import NetworkConfig
 from srnet.files import Options, upscale_file
-from srnet.image_io import OutputFormat
+from srnet.images import decode, encode
+from srnet.images.formats import OutputFormat
+from srnet.images.picture import Picture
 from srnet.inference import Upscaler
 from srnet.network import SRNet
 
@@ -57,7 +58,7 @@ def inputs(folder: Path) -> dict[str, Path]:
 
     def own(name: str, pixels: np.ndarray, format: OutputFormat) -> None:
         made[name] = folder / f"{len(made)}.{format}"
-        image_io.write(made[name], pixels, format)
+        encode.write(made[name], pixels, format)
 
     image = Image.fromarray(rgb)
     pillow("PNG 1 bit", image.convert("1"), "png")
@@ -98,7 +99,7 @@ def inputs(folder: Path) -> dict[str, Path]:
     return made
 
 
-def describe(source: image_io.Picture, result: image_io.Picture, turned: bool) -> str:
+def describe(source: Picture, result: Picture, turned: bool) -> str:
     """One cell: what the written file holds, compared with its source."""
     words = [_NAMES[result.pixels.shape[2]], _DEPTHS[result.pixels.dtype.name]]
     before, after = (
@@ -133,11 +134,11 @@ def table() -> str:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for kind, path in inputs(folder).items():
-            source, cells = image_io.read(path), []
+            source, cells = decode.read(path), []
             for format in OUTPUTS:
                 target = folder / f"out.{format}"
                 upscale_file(upscaler, path, target, Options(format=format, existing="overwrite"))
-                cells.append(describe(source, image_io.read(target), "turned" in kind))
+                cells.append(describe(source, decode.read(target), "turned" in kind))
             lines.append(f"| {kind} | " + " | ".join(cells) + " |")
     return HEADER + "\n".join(lines) + "\n"
 

@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from srnet import image_io
 from srnet.checkpoint import load_checkpoint, shipped_models
 from srnet.diagnostics import LayerStatistics, examine
 from srnet.errors import SRNetError
+from srnet.images.decode import read_rgb8
 from srnet.network import SRNet
 from srnet.pairs import images_in
 from srnet.resize import downscale
@@ -60,7 +60,7 @@ def photographs(folder: Path | None) -> list[Path]:
 
 def lr_of(path: Path, scale: int, side: int) -> Tensor:
     """The middle of a photograph shrunk by the network's scale, (1, 3, H, W) in [0, 1]."""
-    hr = torch.from_numpy(image_io.read_rgb8(path).copy()).permute(2, 0, 1)[None]
+    hr = torch.from_numpy(read_rgb8(path).copy()).permute(2, 0, 1)[None]
     height, width = (n // scale * scale for n in hr.shape[2:])
     lr = downscale(hr[:, :, :height, :width], scale)
     top, left = (max(0, (n - side) // 2) for n in lr.shape[2:])

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from srnet.checkpoint import load_checkpoint
-from srnet.image_io import read_rgb8
+from srnet.images.decode import read_rgb8
 from srnet.inference import Upscaler
 from srnet.tiling import Region, split, window_of
 

@@ -27,7 +27,7 @@ import torch
 from srnet.config import DegradationConfig
 from srnet.degradation import MARGIN, degrade_patches
 from srnet.errors import DataError, ImageError
-from srnet.image_io import read_rgb8
+from srnet.images.decode import read_rgb8
 from srnet.pairs import (
     Pair,
     Problem,
@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 _FORMAT_VERSION = (
-    1  # raised when the packed pixels of the same files change, also by resize or image_io
+    1  # raised when the packed pixels of the same files change, also by resize or images.decode
 )
 _MAGIC = b"srnpack1"
 _TRAILER = struct.Struct("<8sQII")

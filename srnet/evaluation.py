@@ -187,7 +187,7 @@ def write_png(path: Path, sr: Tensor) -> None:
     Raises:
         ImageError: The file cannot be written.
     """
-    from srnet.image_io import write
+    from srnet.images.encode import write
 
     pixels = sr[0].clamp(0, 1).mul(255).add(0.5).byte().permute(1, 2, 0).contiguous().numpy()
     write(path, pixels, "png")

@@ -19,9 +19,13 @@ from typing import Literal
 import numpy as np
 import torch
 
-from srnet import image_io
+from srnet.atomic import is_partial, remove_leftovers
 from srnet.errors import ConfigError, ImageError
-from srnet.image_io import Canvas, Header, OutputFormat, Picture
+from srnet.images import decode, encode, formats
+from srnet.images.canvas import Canvas
+from srnet.images.fit import fit_format, resample_frames
+from srnet.images.formats import OutputFormat
+from srnet.images.picture import Animation, Header, Metadata, Picture
 from srnet.inference import Progress, Upscaler, free_memory
 
 _DEPTHS = {"uint8": "8 bit", "uint16": "16 bit", "float32": "float"}
@@ -110,7 +114,7 @@ class Options:
     animated: bool = False
     compare: bool = False
     existing: Literal["refuse", "overwrite", "skip"] = "refuse"
-    max_pixels: int = image_io.MAX_PIXELS
+    max_pixels: int = decode.MAX_PIXELS
 
     def recipe(self, format: OutputFormat, size: tuple[int, int]) -> dict[str, object]:
         """What decides the written file besides the pixels that are computed."""
@@ -127,11 +131,11 @@ class Options:
 
     def read(self, path: Path, format: OutputFormat) -> Picture:
         """Decodes an input as it is needed for a format to be written."""
-        return image_io.read(
+        return decode.read(
             path,
             self.max_pixels,
-            animated=self.animated and format in image_io.ANIMATED,
-            to_srgb=self.profile == "srgb" or format in image_io.NO_PROFILE,
+            animated=self.animated and format in formats.ANIMATED,
+            to_srgb=self.profile == "srgb" or format in formats.NO_PROFILE,
         )
 
 
@@ -218,9 +222,9 @@ def plan(
     found, ignored = _collect(inputs, output, recursive)
     single = len(inputs) == 1 and len(found) == 1 and inputs[0] == found[0][0]
     if output is not None and single and not output.is_dir() and output.suffix:
-        image_io.format_of(options.format or output.suffix)
+        formats.format_of(options.format or output.suffix)
         return Plan((Job(found[0][0], output),), ())
-    if output is not None and output.suffix.lower() in image_io.SUFFIXES and not output.is_dir():
+    if output is not None and output.suffix.lower() in formats.SUFFIXES and not output.is_dir():
         raise ConfigError(
             f"{output} names one file, but there is a folder or {len(found)} images to put there; give a folder"
         )
@@ -364,8 +368,8 @@ class _Computed:
     result: Result
     format: OutputFormat
     recipe: str
-    metadata: image_io.Metadata
-    animation: image_io.Animation | None
+    metadata: Metadata
+    animation: Animation | None
     canvas: Canvas
 
 
@@ -375,10 +379,10 @@ def _read(
     """Checks everything that can be checked before computing; decodes small images."""
     try:
         format = _format(job.source, job.target, options)
-        header = image_io.read_header(job.source, options.max_pixels)
+        header = decode.read_header(job.source, options.max_pixels)
         try:
             size = options.size.of(header.width, header.height, upscaler.scale)
-            image_io.check_target(format, *size)
+            formats.check_target(format, *size)
             if options.lossless and format in ("jpeg", "gif"):
                 raise ImageError(
                     f"{format} always loses; --lossless needs --format png, webp, tiff or avif"
@@ -404,7 +408,7 @@ def _read(
         job.target.parent.mkdir(parents=True, exist_ok=True)
         if job.target.parent not in swept:
             swept.add(job.target.parent)
-            image_io.remove_leftovers(job.target.parent)
+            remove_leftovers(job.target.parent)
         # PNG and TIFF of photographs take about the raw size, and a large result is also kept raw while it is encoded
         need = size[0] * size[1] * 3 * 2
         _check_memory(job, format, size, header.frames if options.animated else 1)
@@ -438,12 +442,12 @@ def _compute(
     for index, frame in enumerate(np.split(picture.pixels, count)):
         show = progress and partial(_frame_progress, progress, index, count)
         for _, strip in upscaler.bands(frame, show):
-            strip = image_io.fit_format(strip, read.format, options.background)
+            strip = fit_format(strip, read.format, options.background)
             canvas.put(strip)
             dtype, channels = strip.dtype, strip.shape[2]
             del strip  # before the next one is made; a strip can be a tenth of the memory
     notes = []
-    if options.quality is not None and read.format not in image_io.QUALITY:
+    if options.quality is not None and read.format not in formats.QUALITY:
         notes.append(f"{read.format} has no quality to choose; --quality changes nothing")
     if picture.frames > count:
         notes.append(f"only the first of {picture.frames} frames or pages is upscaled")
@@ -476,9 +480,9 @@ def _write(computed: _Computed, options: Options, stack: ExitStack) -> Result | 
     job, count = result.job, 1 if animation is None else len(animation.delays)
     with stack:
         try:
-            image_io.write(
+            encode.write(
                 job.target,
-                image_io.resample_frames(
+                resample_frames(
                     computed.canvas.image(count == 1), count, result.width, result.height
                 ),
                 computed.format,
@@ -509,12 +513,12 @@ def _compare(result: Result, options: Options) -> Result:
         note = f"--compare is left out: {pixels / 1e6:.0f} megapixels, over its limit of {LARGEST / 1e6:.0f}"
         return replace(result, notes=(*result.notes, note))
     before, after = (
-        image_io.fit_format(image_io.read(path, 2**40).pixels, "jpeg", options.background)
+        fit_format(decode.read(path, 2**40).pixels, "jpeg", options.background)
         for path in (result.job.source, result.job.target)
     )
     picture, psnr = compare(before, after)
     path = compare_path(result.job.target)
-    image_io.write(path, picture, "png")
+    encode.write(path, picture, "png")
     return replace(result, compared=(path, psnr))
 
 
@@ -559,11 +563,11 @@ def _finished(
     job: Job, format: OutputFormat, size: tuple[int, int], recipe: str
 ) -> tuple[str, ...] | None:
     """Notes on why a target need not be made again; None if it must be."""
-    match image_io.recipe_state(job.target, recipe):
+    match encode.recipe_state(job.target, recipe):
         case "same":
             return ()
         case "none" if job.target.stat().st_mtime >= job.source.stat().st_mtime:
-            header = image_io.read_header(job.target, 2**40)
+            header = decode.read_header(job.target, 2**40)
             if (header.width, header.height, header.format) == (*size, format):
                 return (
                     "its settings are unknown, since srnet did not write it or its metadata is gone",
@@ -576,9 +580,9 @@ def _format(source: Path, target: Path | None, options: Options) -> OutputFormat
     if options.format is not None:
         return options.format
     if target is not None and target.suffix:
-        return image_io.format_of(target.suffix)
-    kind = image_io.sniff(source)
-    return next((known for known in image_io.SUFFIXES.values() if known == kind), "png")
+        return formats.format_of(target.suffix)
+    kind = formats.sniff(source)
+    return next((known for known in formats.SUFFIXES.values() if known == kind), "png")
 
 
 def _target(source: Path, folder: Path, stem: str, options: Options, scale: int) -> Path:
@@ -587,7 +591,7 @@ def _target(source: Path, folder: Path, stem: str, options: Options, scale: int)
         format = _format(source, None, options)
     except ImageError:
         format = "png"  # an unreadable file is reported when its turn comes
-    fits = image_io.SUFFIXES.get(source.suffix.lower()) == format
+    fits = formats.SUFFIXES.get(source.suffix.lower()) == format
     suffix = source.suffix if fits else ".jpg" if format == "jpeg" else f".{format}"
     factor = options.size.scale or scale
     return folder / f"{stem}{options.suffix.replace('{scale}', f'{factor:g}')}{suffix}"
@@ -624,7 +628,7 @@ def _collect(
                 )
                 if inside or not file.is_file():
                     continue
-                if image_io.is_partial(file) or not _looks_like_an_image(file):
+                if is_partial(file) or not _looks_like_an_image(file):
                     ignored.append(file)
                 else:
                     found.setdefault(file, file.relative_to(path))
@@ -642,9 +646,9 @@ def _collect(
 
 def _looks_like_an_image(file: Path) -> bool:
     """By content, or by suffix, so that broken images are reported rather than ignored."""
-    if file.suffix.lower() in image_io.SUFFIXES:
+    if file.suffix.lower() in formats.SUFFIXES:
         return True
     try:
-        return image_io.sniff(file) is not None
+        return formats.sniff(file) is not None
     except ImageError:
         return False

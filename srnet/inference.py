@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from srnet.foreign import ForeignNetwork
-    from srnet.image_io import Pixels
+    from srnet.images.picture import Pixels
 
 Progress = Callable[[int, int], None]
 """Called with the LR pixels done and their total."""

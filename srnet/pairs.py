@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srnet.errors import DataError, ImageError
-from srnet.image_io import SUFFIXES, read_header, read_rgb8
+from srnet.images.decode import read_header, read_rgb8
+from srnet.images.formats import SUFFIXES
 
 IMAGE_SUFFIXES = tuple(SUFFIXES)
 """File name endings, in lower case, that count as images; every other file is ignored."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from srnet.atomic import atomic_output
 from srnet.errors import ConfigError
-from srnet.image_io import atomic_output
 
 
 def check_report(path: Path) -> None:

@@ -8,7 +8,7 @@ from PIL import Image
 from srnet.config import DegradationConfig
 from srnet.degradation import MARGIN, compress, degrade_patches, fixed_quality, gaussian_kernel
 from srnet.errors import ConfigError
-from srnet.image_io import read_rgb8
+from srnet.images.decode import read_rgb8
 from srnet.resize import downscale
 
 SCALE, SIDE = 4, 24

@@ -13,10 +13,11 @@ import torch
 from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
-from srnet import files, image_io
+from srnet import files
 from srnet.checkpoint import save_checkpoint, shipped_models
 from srnet.cli import main
 from srnet.config import NetworkConfig
+from srnet.images import encode
 from srnet.network import SRNet
 
 
@@ -342,10 +343,8 @@ def test_a_killed_run_leaves_no_file_under_the_final_name(models, picture, tmp_p
     picture("a.png", (400, 400))
     code = (
         "import os, signal, sys\n"
-        "from srnet import image_io\n"
         "from srnet.cli import main\n"
-        "replace = os.replace\n"
-        "image_io.os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)\n"
         "main(sys.argv[1:])\n"
     )
     words = ["upscale", "a.png", "-n", models[2]]
@@ -630,7 +629,7 @@ def test_a_large_result_is_streamed_and_equal(upscale, tmp_path, monkeypatch, ph
         Image.fromarray(pixels).convert(kind).save(tmp_path / "a.png")
     else:
         wide = {"16": pixels.astype(np.uint16) * 201, "float": pixels.astype(np.float32) / 100}
-        image_io.write(tmp_path / "a.png", wide[kind], "tiff")
+        encode.write(tmp_path / "a.png", wide[kind], "tiff")
     upscale("a.png", "-o", "memory.tif", "-t", "16", "-s", scale)
     seen = []
 

@@ -133,7 +133,7 @@ def _div2k(args: argparse.Namespace) -> int:
 def _preview(args: argparse.Namespace) -> int:
     """Write the contact sheet."""
     from srnet.config import load_config
-    from srnet.image_io import write
+    from srnet.images.encode import write
 
     config = load_config(args.config, tuple(args.overrides))
     path = args.output or Path(f"{config.name}_preview.png")

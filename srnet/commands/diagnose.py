@@ -131,7 +131,7 @@ def _window(centre: int, length: int, grid: int) -> int:
 def _image(path: Path | None) -> tuple[NDArray[np.uint8], str]:
     """Pixels (H, W, 3) and a name for them."""
     if path is not None:
-        from srnet.image_io import read_rgb8
+        from srnet.images.decode import read_rgb8
 
         return read_rgb8(path), path.name
     import numpy as np

@@ -188,17 +188,17 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SRNetError: If nothing is done at all: unknown model, wrong option, the only input cannot be used.
     """
-    from srnet import image_io
+    from srnet.images import decode, formats, vips
 
     logging.basicConfig(format="srnet: %(message)s", level=logging.WARNING)
     logging.getLogger("pyvips").setLevel(logging.ERROR)
-    image_io.disable_cache()
+    vips.disable_cache()
     inputs = [*args.inputs, *args.more]
     if not inputs:
         raise ConfigError(
             "no INPUT; name an image file, a folder or a pattern, see srnet upscale --help"
         )
-    format = None if args.format is None else image_io.format_of(args.format)
+    format = None if args.format is None else formats.format_of(args.format)
     _check_size(args)
     if args.quality is not None and not 1 <= args.quality <= 100:
         raise ConfigError(f"--quality is {args.quality}; use 1 to 100")
@@ -208,7 +208,7 @@ def run(args: argparse.Namespace) -> int:
         )
     pattern = any(sign in inputs[0].name for sign in "*?[")
     if len(inputs) == 1 and (inputs[0].is_file() or not (inputs[0].exists() or pattern)):
-        image_io.read_header(
+        decode.read_header(
             inputs[0], args.max_pixels
         )  # a bad only input fails before torch is loaded
     upscaler, model, about = _load(args)

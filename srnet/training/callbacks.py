@@ -17,9 +17,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from srnet.atomic import atomic_output
 from srnet.checkpoint import Kind, save_checkpoint
 from srnet.errors import TrainingError
-from srnet.image_io import atomic_output
 from srnet.training.module import SRModule
 
 

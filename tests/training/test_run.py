@@ -14,7 +14,7 @@ import torch
 from srnet.checkpoint import load_checkpoint, read_header
 from srnet.config import RunConfig, load_config
 from srnet.errors import CheckpointError, ConfigError, DataError
-from srnet.image_io import read_rgb8
+from srnet.images.decode import read_rgb8
 from srnet.network import SRNet
 from srnet.training.datamodule import PatchBatches
 from srnet.training.run import initialise_from, train
