@@ -101,14 +101,22 @@ def speed(folder: Path, args: argparse.Namespace) -> None:
     photograph(tiny, 0.001)
     start_up, _ = child([str(tiny), "-n", name, "--overwrite"])
     seconds, peak = child(words)
+    print(f"{name}, {upscaler.device}, {width} x {height} JPEG, tile {upscaler.tile}")
+    print(f"command: {result / seconds:.2f} MP/s with start-up, peak {peak:.0f} MB")
+    print(
+        f"command less start-up of {start_up:.1f} s: {result / (seconds - start_up):.2f} MP/s",
+        flush=True,
+    )
     grid = upscaler.network.group_size
     cores = split(Region(0, height, 0, width), upscaler.tile or max(height, width), grid)
     windows = [window_of(core, height, width, upscaler.overlap, grid) for core in cores]
     sizes = [(window.height, window.width) for window in windows]
+    pixels = sum(rows * columns for rows, columns in sizes)
+    # the first windows warm up; a large image has more windows than it takes to know the speed
     with torch.inference_mode():
-        for repeat in range(2):
+        for some in (sizes[:2], sizes[: args.windows]):
             bare = 0.0
-            for rows, columns in sizes[:2] if repeat == 0 else sizes:
+            for rows, columns in some:
                 lr = torch.rand(1, 3, rows, columns, device=upscaler.device)
                 lr = lr.contiguous(memory_format=torch.channels_last)
                 start = time.perf_counter()
@@ -116,13 +124,12 @@ def speed(folder: Path, args: argparse.Namespace) -> None:
                 if upscaler.device.type == "cuda":
                     torch.cuda.synchronize()
                 bare += time.perf_counter() - start
-    seen = sum(rows * columns for rows, columns in sizes) / (width * height)
-    print(f"{name}, {upscaler.device}, {width} x {height} JPEG, tile {upscaler.tile}")
-    print(f"command: {result / seconds:.2f} MP/s with start-up, peak {peak:.0f} MB")
-    print(f"command less start-up of {start_up:.1f} s: {result / (seconds - start_up):.2f} MP/s")
+    bare *= pixels / sum(rows * columns for rows, columns in some)
     print(f"network on the same windows: {result / bare:.2f} MP/s")
     print(f"share of the network's speed: {100 * bare / (seconds - start_up):.1f} %")
-    print(f"windows hold {seen:.2f} times the image's pixels because of the overlap")
+    print(
+        f"windows hold {pixels / (width * height):.2f} times the image's pixels because of the overlap"
+    )
 
 
 def folder_rate(folder: Path, args: argparse.Namespace) -> None:
@@ -163,6 +170,7 @@ def main() -> None:
     part = sub.add_parser("speed")
     part.add_argument("--megapixels", type=float, default=0.5, help="of the input")
     part.add_argument("--model")
+    part.add_argument("--windows", type=int, default=20, help="that the bare network is timed on")
     part.set_defaults(run=speed)
     part = sub.add_parser("folder")
     part.add_argument("--count", type=int, default=40)
