@@ -51,6 +51,9 @@ _BYTES_PER_PIXEL = (
     90  # working memory per LR pixel of a window and channel of the network; measured: 88
 )
 _SMALLEST_TILE = 32
+_LARGEST = 1e30  # of float pixels; beyond it float32 cannot hold sums, and files mean missing data
+_FAR_APART = 1e4  # float_contrast from which nothing but the network's error would be left
+_FAINT = 1 / 16  # float pixels below it use too little of [0, 1] for the network
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _log = logging.getLogger("srnet")
 
@@ -132,8 +135,9 @@ class Upscaler:
 
         Args:
             image: One of
-                an array (H, W) or (H, W, C) of uint8, uint16 (full range) or float32 (white is 1; values beyond
-                [0, 1] are kept), C 1 grey, 2 grey and alpha, 3 RGB, 4 RGB and alpha;
+                an array (H, W) or (H, W, C) of uint8, uint16 (full range) or float32, C 1 grey, 2 grey and alpha,
+                3 RGB, 4 RGB and alpha; float white is 1, and where values leave [0, 1] or fill less than a sixteenth
+                of it, the network sees their own range stretched to [0, 1];
                 a PIL image (modes other than L, LA, RGB, RGBA and I;16 are converted);
                 a float tensor (B, 3, H, W) or (3, H, W), RGB in [0, 1], on any device.
             progress: Called after each tile with the LR pixels done and their total.
@@ -184,12 +188,13 @@ class Upscaler:
         height, width, channels = pixels.shape
         scale = self.scale
         job = self._job(height, width, pixels.dtype != np.uint8)
-        levels = _Levels.of(pixels)
         alpha = pixels[..., -1:] if channels in (2, 4) else None
         flat_alpha = alpha is not None and bool(alpha.min() == alpha.max())
         colour = pixels if alpha is None else pixels[..., :-1]
         if alpha is not None and not flat_alpha:
             colour = fill_hidden(colour, alpha)
+        levels = _Levels.of(colour)
+        alpha_levels = levels if alpha is None else _Levels.of(alpha)
         grey = colour.shape[2] == 1 or is_grey(colour)
         cores = split(Region(0, height, 0, width), job.limit, self.network.group_size)
         for top, row in groupby(cores, key=lambda core: core.top):
@@ -201,7 +206,9 @@ class Upscaler:
                 area[..., : colour.shape[2]] = self._plane(colour, core, job, levels, grey)
                 if alpha is not None:
                     area[..., -1:] = (
-                        alpha[0, 0] if flat_alpha else self._plane(alpha, core, job, levels, True)
+                        alpha[0, 0]
+                        if flat_alpha
+                        else self._plane(alpha, core, job, alpha_levels, True)
                     )
                 job.done += core.height * core.width
                 if progress is not None:
@@ -410,10 +417,22 @@ class _Levels:
 
     @classmethod
     def of(cls, pixels: Pixels) -> _Levels:
-        """Full range of integers; of float pixels [0, 1], widened to the image's own range."""
-        if pixels.dtype == np.float32:
-            return cls(pixels.dtype, min(float(pixels.min()), 0.0), max(float(pixels.max()), 1.0))
-        return cls(pixels.dtype, 0.0, float(np.iinfo(pixels.dtype).max))
+        """Full range of integers; of float pixels [0, 1] if they fill some of it, else the image's own range.
+
+        Raises:
+            ImageError: If float values are so far apart that the network's error would hide most of the picture.
+        """
+        if pixels.dtype != np.float32:
+            return cls(pixels.dtype, 0.0, float(np.iinfo(pixels.dtype).max))
+        low, high = float(pixels.min()), float(pixels.max())
+        if max(-low, high) > _LARGEST or float_contrast(pixels) > _FAR_APART:
+            raise ImageError(
+                f"float values reach from {low:g} to {high:g}, too far for one picture; "
+                f"replace those that stand for missing data"
+            )
+        if (low >= 0 and _FAINT <= high <= 1) or low == high:
+            low, high = min(low, 0.0), max(high, 1.0)
+        return cls(pixels.dtype, low, high)
 
     def to_tensor(self, pixels: Pixels) -> Tensor:
         """(h, w, 1 or 3) to (1, 3, h, w) in [0, 1], grey repeated."""
@@ -429,6 +448,19 @@ class _Levels:
             else x.clamp(0, 1).mul(self.high).round()
         )
         return x.cpu().numpy().astype(self.dtype)
+
+
+def float_contrast(pixels: Pixels) -> float:
+    """How many times the whole range of float pixels is that of their middle half; 1 if all are within [0, 1].
+
+    The network's error is in proportion to the whole range, so that a few extreme values cost the others their detail.
+    """
+    span = float(pixels.max()) - float(pixels.min())
+    if span <= 1:
+        return 1.0
+    step = max(pixels.size // 1_000_000, 1)
+    quarter, rest = np.percentile(pixels.reshape(-1)[::step].astype(np.float64), (25, 75))
+    return span / float(rest - quarter) if rest > quarter else 1.0
 
 
 def is_grey(pixels: Pixels) -> bool:

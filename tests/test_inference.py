@@ -139,6 +139,33 @@ def test_float_values_beyond_white_reach_the_network_between_0_and_1():
     np.testing.assert_allclose(result, image.repeat(2, 0).repeat(2, 1), atol=1e-5)
 
 
+@pytest.mark.parametrize(("low", "span"), [(0, 1e-5), (270, 40), (-1e4, 1e3), (0, 1e6)])
+def test_float_values_of_any_range_are_upscaled_alike(network, photo, low, span):
+    image = photo("coffee")[100:130, 200:240].astype(np.float32) / 255
+    image[0, :2] = [[0, 0, 0], [1, 1, 1]]  # the whole range
+    expected = Upscaler(network)(image)
+    result = Upscaler(network)((image.astype(np.float64) * span + low).astype(np.float32))
+    np.testing.assert_allclose((result - low) / span, expected, atol=2e-4)
+
+
+def test_float_alpha_has_a_range_of_its_own(network, photo):
+    image = photo("coffee")[100:130, 200:240].astype(np.float32) / 255
+    image[0, :2] = [[0, 0, 0], [1, 1, 1]]
+    alpha = np.linspace(0.1, 1, 40, dtype=np.float32)[None, :, None].repeat(30, 0)
+    expected = Upscaler(network)(np.concatenate([image, alpha], 2))
+    result = Upscaler(network)(np.concatenate([image * np.float32(1e-5), alpha], 2))
+    np.testing.assert_allclose(result[..., 3], expected[..., 3], atol=1e-6)
+    np.testing.assert_allclose(result[..., :3] * 1e5, expected[..., :3], atol=1e-4)
+
+
+@pytest.mark.parametrize("missing", [-3.4e38, 3.4e38, -1e7])
+def test_values_for_missing_data_are_refused_rather_than_spread(network, missing):
+    heights = np.linspace(500, 600, 30 * 40, dtype=np.float32).reshape(30, 40)
+    heights[:3, :3] = missing
+    with pytest.raises(ImageError, match=r"reach from .* to .*missing data"):
+        Upscaler(network)(heights)
+
+
 def test_sixteen_bits_are_more_than_eight(network):
     ramp = np.linspace(20000, 24000, 60 * 8).astype(np.uint16).reshape(8, 60)
     assert len(np.unique(Upscaler(network)(ramp))) > 256
