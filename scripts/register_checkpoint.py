@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from srnet.checkpoint import ModelEntry, load_checkpoint, psnr_of
-from srnet.errors import CheckpointError
+from srnet.errors import SRNetError
+from srnet.report_file import write_report
 
 REGISTRY = Path(__file__).resolve().parents[1] / "checkpoints" / "registry.json"
 
@@ -47,7 +48,7 @@ def register(entries: list[ModelEntry], registry: Path = REGISTRY) -> None:
     models = {model["name"]: model for model in content["models"]}
     models |= {entry.name: dataclasses.asdict(entry) for entry in entries}
     content["models"] = list(models.values())
-    registry.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_report(registry, json.dumps(content, indent=2) + "\n")
 
 
 def main() -> int:
@@ -62,10 +63,10 @@ def main() -> int:
             return 2
     try:
         entries = [describe(path, shipped=not args.not_shipped) for path in args.files]
-    except CheckpointError as error:
+        register(entries)
+    except SRNetError as error:
         print(error, file=sys.stderr)
         return 2
-    register(entries)
     for entry in entries:
         print(f"{entry.name}: x{entry.scale}, {entry.kind}, sha256 {entry.sha256}")
     return 0

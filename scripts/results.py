@@ -20,6 +20,7 @@ from srnet.checkpoint import ModelEntry, load_checkpoint, read_header, shipped_m
 from srnet.datasets import find_pairs
 from srnet.errors import SRNetError
 from srnet.evaluation import evaluate
+from srnet.report_file import write_report
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -118,8 +119,7 @@ def measure(
         )
         mean = {key: value for key, value in asdict(report.mean).items() if key != "name"}
         scores[name] = mean | {"images": len(pairs), "versions": report.protocol["versions"]}
-        store.parent.mkdir(parents=True, exist_ok=True)
-        store.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+        write_report(store, json.dumps(measured, indent=1) + "\n")
         print(f"{model.name}: {name} {mean['psnr_y']:.2f} dB", file=sys.stderr)
 
 
@@ -325,7 +325,7 @@ def update_registry(measured: dict[str, Any]) -> None:
         found = measured.get(model["sha256"], {})
         scores = {TITLES.get(s, s): round(found[s]["psnr_y"], 2) for s in SETS if s in found}
         model["psnr_y"] = model.get("psnr_y", {}) | scores
-    REGISTRY.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_report(REGISTRY, json.dumps(content, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from srnet.attention import SparseAttention, pixel_index, query_distance
 from srnet.config import NetworkConfig
 from srnet.metrics import psnr_y
 from srnet.network import SRNet
+from srnet.report_file import write_report
 from srnet.resize import downscale
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -470,7 +471,7 @@ def measure(budget: Budget, saved: Path) -> dict[str, Any]:
 
     def save() -> None:
         result["seconds"] = spent + time.perf_counter() - start
-        saved.write_text(json.dumps(rounded(result), indent=1) + "\n", encoding="utf-8")
+        write_report(saved, json.dumps(rounded(result), indent=1) + "\n")
 
     for name, part in (
         ("monte_carlo", lambda: monte_carlo(budget.samples)),

@@ -4,10 +4,11 @@
         --validation data/validation --test data/Urban100 --steps 1000 --arms none window sparse
 
 All arms start from one trained convolutional trunk; attention layers start as the identity, in one of three ways
-(see `START`). Time is what is equal, not steps: a training step of each arm is timed, interleaved with the others in one process, and an arm gets `--steps` times
-(step of the plain network / its own step) steps. Every run is `srnet train` and every score `srnet eval`; the commands
-are printed and kept. Results go to --output as JSON lines, one for each arm and seed; what is already there is not run
-again. --table FILE writes them as a table between the markers of a Markdown file.
+(see `START`). Time is what is equal, not steps: a training step of each arm is timed, interleaved with the others in
+one process, and an arm gets `--steps` times (step of the plain network / its own step) steps. Every run is
+`srnet train` and every score `srnet eval`; the commands are printed and kept. Results go to --output as JSON lines, one
+for each arm and seed; what is already there is not run again. --table FILE writes them as a table between the markers
+of a Markdown file.
 """
 
 from __future__ import annotations

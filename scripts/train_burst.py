@@ -16,7 +16,6 @@ import hashlib
 import io
 import json
 import math
-import os
 import sys
 import time
 import zipfile
@@ -29,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from srnet.atomic import atomic_output, remove_leftovers
 from srnet.checkpoint import load_checkpoint, save_checkpoint
 from srnet.config import RunConfig, load_config
 from srnet.device import has_native_bf16, select_device
@@ -57,7 +57,10 @@ def pack(folders: list[Path], target: Path, limit: float) -> tuple[int, int]:
     files.sort(key=lambda path: hashlib.sha256(path.name.encode()).digest())
     room, taken = limit * 2**20, 0
     target.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+    with (
+        atomic_output(target) as partial,
+        zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive,
+    ):
         for path in files:
             needed = path.stat().st_size + 2 * len(path.name) + 400  # twice a header, at most
             if needed > room:
@@ -179,9 +182,9 @@ class Burst:
             "step": self.step,
             "patches": self.patches,
         }
-        temporary = path.with_suffix(".tmp")
-        torch.save(state, temporary)
-        os.replace(temporary, path)
+        remove_leftovers(path.parent)
+        with atomic_output(path) as partial, partial.open("wb") as file:
+            torch.save(state, file)
 
     def load(self, path: Path, device: torch.device) -> None:
         """Takes a saved state.

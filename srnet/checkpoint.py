@@ -18,12 +18,12 @@ import hashlib
 import json
 import os
 import struct
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from srnet.atomic import atomic_output
 from srnet.config import network_config_from_dict
 from srnet.errors import CheckpointError, ConfigError
 
@@ -494,26 +494,10 @@ def save_checkpoint(
         for key, value in weights.items()
     }
     content = safetensors.torch.save(tensors, metadata)
-    _write_atomically(path, content)
-    return hashlib.sha256(content).hexdigest()
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Writes bytes so that the path holds either its old content or all of the new."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with atomic_output(path) as partial:
+            partial.write_bytes(content)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes files that only the owner reads
-        os.replace(temporary, path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise CheckpointError(f"{path}: cannot be written: {error.strerror}") from error
+    return hashlib.sha256(content).hexdigest()

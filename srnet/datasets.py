@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import struct
-import time
-import uuid
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from srnet.atomic import atomic_output, remove_leftovers
 from srnet.config import DegradationConfig
 from srnet.degradation import MARGIN, degrade_patches
 from srnet.errors import DataError, ImageError
@@ -60,7 +58,6 @@ _FORMAT_VERSION = (
 )
 _MAGIC = b"srnpack1"
 _TRAILER = struct.Struct("<8sQII")
-_ABANDONED_SECONDS = 3600.0
 
 _Pixels = npt.NDArray[np.uint8]
 
@@ -198,10 +195,9 @@ def _write_packed(
     progress: Callable[[int, int], None] | None,
 ) -> None:
     """Write the packed file under a temporary name beside `path`, then move it there."""
-    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(path)
+        remove_leftovers(path.parent)
         needed = sum(_packed_bytes(image_size(pair.hr), scale) for pair in pairs)
         free = shutil.disk_usage(path.parent).free
         if needed > free:
@@ -209,18 +205,13 @@ def _write_packed(
                 f"packing {len(pairs)} images needs {needed / 2**20:.0f} MiB but {path.parent} has "
                 f"{free / 2**20:.0f} MiB free; free space or choose another cache folder"
             )
-        temporary = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.tmp")
-        with open(temporary, "xb") as file:
+        with atomic_output(path) as partial, partial.open("wb") as file:
             _write_body(file, pairs, scale, fingerprint, progress)
-        os.replace(temporary, path)
     except OSError as error:
         raise DataError(
             f"cannot write the packed images to {path}: {error.strerror}; "
             "free space or choose another cache folder"
         ) from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def _write_body(
@@ -284,16 +275,6 @@ def read_pair(pair: Pair, scale: int) -> tuple[_Pixels, _Pixels]:
 def _packed_bytes(hr_size: tuple[int, int], scale: int) -> int:
     height, width = hr_size[0] // scale, hr_size[1] // scale
     return 3 * height * width * (1 + scale * scale)
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Delete what a killed process left behind: a temporary file that nobody has written to for an hour."""
-    for leftover in path.parent.glob(f"{path.stem}.*.tmp"):
-        try:
-            if time.time() - leftover.stat().st_mtime > _ABANDONED_SECONDS:
-                leftover.unlink()
-        except OSError:
-            continue
 
 
 def _open_packed(path: Path) -> tuple[dict[str, Any], _Pixels]:

@@ -96,6 +96,10 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from srnet.bench import SECTIONS, bench
+    from srnet.report_file import check_report, write_report
+
+    if args.json is not None:
+        check_report(args.json)
 
     def progress(done: int, total: int, name: str) -> None:
         if sys.stderr.isatty():
@@ -121,9 +125,7 @@ def run(args: argparse.Namespace) -> int:
         print("\r\x1b[K", end="", file=sys.stderr)
     _print(found)
     if args.json is not None:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n"
-        args.json.write_text(text, encoding="utf-8")
+        write_report(args.json, json.dumps(found.to_json(), indent=2, allow_nan=False) + "\n")
     if args.plot is not None:
         _plot(found, args.plot, args.psnr)
     return 0

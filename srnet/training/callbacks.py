@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from srnet.atomic import atomic_output
+from srnet.atomic import atomic_output, remove_leftovers
 from srnet.checkpoint import Kind, save_checkpoint
 from srnet.errors import TrainingError
 from srnet.training.module import SRModule
@@ -195,8 +195,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             OSError: It cannot be written; the old file is as it was.
         """
         target = Path(path)
-        for stale in target.parent.glob(f".{target.name}.*"):  # of a process that was killed
-            stale.unlink(missing_ok=True)
+        remove_leftovers(target.parent)
         with atomic_output(target) as partial, partial.open("wb") as file:
             torch.save(checkpoint, file)
 

@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import EMAWeightAveraging, TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger, Logger
 from torch import Tensor
 
+from srnet.atomic import atomic_output
 from srnet.checkpoint import load_checkpoint
 from srnet.config import RunConfig
 from srnet.datasets import (
@@ -247,7 +248,8 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
     try:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(asdict(config), indent=2) + "\n"
-        (folder / "config.json").write_text(text, encoding="utf-8")
+        with atomic_output(folder / "config.json") as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise TrainingError(f"{folder}: cannot be written: {error.strerror}") from error
     tracker = None if rank else open_tracker(config, folder, earlier.run_id, report)

@@ -11,9 +11,9 @@ import resource
 import signal
 import sys
 import traceback
-from pathlib import Path
 
 import timm.optim.muon  # noqa: F401  takes seconds, so once for all runs
+import torch
 
 from srnet.config import load_config
 from srnet.training.callbacks import AtomicCheckpointIO, ExportWeights
@@ -72,8 +72,7 @@ def kill_in_export(at):
 def kill_in_write(at):
     def half(self, checkpoint, path, *rest):
         if checkpoint.get("global_step", -1) >= at:  # weights alone have no step
-            Path(path).with_name(f".{Path(path).name}.half").write_bytes(b"half a state")
-            die()
+            torch.save = lambda state, file: (file.write(b"half a state"), file.flush(), die())
 
     before(AtomicCheckpointIO, "save_checkpoint", half)
 
