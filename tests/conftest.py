@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,6 +19,22 @@ PHOTOS = {
     "chelsea": ("skimage.data", "chelsea.png"),
     "china": ("sklearn.datasets.images", "china.jpg"),
     "flower": ("sklearn.datasets.images", "flower.jpg"),
+}
+TINY_RUN = {
+    "name": "run",
+    "network": {
+        "scale": 2,
+        "embed_dim": 8,
+        "num_blocks": 2,
+        "convs_per_block": 1,
+        "attention_blocks": [1],
+        "num_heads": 1,
+        "region_size": 16,
+        "top_k": 8,
+    },
+    "data": {"train": ["train"], "patch_size": 8, "batch_size": 2},
+    "optim": {"warmup_steps": 2, "ema_decay": 0.5},
+    "trainer": {"max_steps": 3, "val_every_n_steps": 3, "save_every_n_steps": 2},
 }
 
 
@@ -61,6 +78,37 @@ def photo_tensor(photo):
         return torch.tensor(photo(name)).permute(2, 0, 1)[None].float() / 255  # (1, 3, H, W)
 
     return load
+
+
+@pytest.fixture(scope="session")
+def tiny_run():
+    """A function: path of a YAML file, changes of its sections -> the path, with a run that takes a second."""
+
+    def write(path: Path, **changes) -> Path:
+        sections = {
+            key: value | changes.pop(key, {}) if isinstance(value, dict) else value
+            for key, value in TINY_RUN.items()
+        }
+        path.write_text(yaml.safe_dump(sections | changes))
+        return path
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def photo_folders(photo):
+    """A function: folder -> the same, with a photograph in ``train`` and a small one in ``validation``."""
+
+    def make(folder: Path) -> Path:
+        for split, pixels in (
+            ("train", photo("coffee")),
+            ("validation", photo("chelsea")[:60, :60]),
+        ):
+            (folder / split).mkdir()
+            Image.fromarray(np.ascontiguousarray(pixels)).save(folder / split / "photo.png")
+        return folder
+
+    return make
 
 
 class HTTPServer(ThreadingHTTPServer):

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import yaml
 from PIL import Image
 
 from srnet.checkpoint import load_checkpoint
@@ -26,29 +25,13 @@ def script(monkeypatch):
 
 
 @pytest.fixture
-def place(tmp_path, photo, script, capsys):
+def place(tmp_path, photo, tiny_run, script, capsys):
     """A folder with a configuration and a packed file of two photographs."""
     (tmp_path / "images").mkdir()
     for name in ("chelsea", "coffee"):
         pixels = np.ascontiguousarray(photo(name)[:121, :90])
         Image.fromarray(pixels).save(tmp_path / "images" / f"{name}.png")
-    config = {
-        "name": "burst",
-        "network": {
-            "scale": 2,
-            "embed_dim": 8,
-            "num_blocks": 2,
-            "convs_per_block": 1,
-            "attention_blocks": [1],
-            "num_heads": 1,
-            "region_size": 16,
-            "top_k": 8,
-        },
-        "data": {"train": ["unused"], "patch_size": 8, "batch_size": 4},
-        "optim": {"warmup_steps": 2},
-        "trainer": {"max_steps": 1},
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    tiny_run(tmp_path / "run.yaml", data={"batch_size": 4})
     packed = tmp_path / "burst.zip"
     assert script.main(["pack", str(tmp_path / "images"), "-o", str(packed)]) == 0
     assert "2 of 2 images" in capsys.readouterr().out

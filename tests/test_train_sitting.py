@@ -7,51 +7,31 @@ import json
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import yaml
-from PIL import Image
 
 from srnet.checkpoint import load_checkpoint, save_checkpoint
-from srnet.config import NetworkConfig
+from srnet.config import load_config
 from srnet.network import SRNet
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-NETWORK = {
-    "scale": 2,
-    "embed_dim": 8,
-    "num_blocks": 1,
-    "convs_per_block": 1,
-    "attention_blocks": [],
-    "num_heads": 1,
-}
 
 
 @pytest.fixture
-def place(tmp_path, photo):
+def place(tmp_path, photo_folders, tiny_run):
     """A folder with images, a configuration, an empty registry."""
-    for name, image in (("train", photo("coffee")), ("validation", photo("chelsea")[:64, :64])):
-        (tmp_path / name).mkdir()
-        Image.fromarray(np.ascontiguousarray(image)).save(tmp_path / name / "photo.png")
+    photo_folders(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     registry = {"base_url": None, "models": []}
     (tmp_path / "checkpoints" / "registry.json").write_text(json.dumps(registry))
-    config = {
-        "name": "run",
-        "network": NETWORK,
-        "data": {
-            "train": ["train"],
+    tiny_run(
+        tmp_path / "run.yaml",
+        data={
             "validation": {"photos": "validation"},
-            "patch_size": 8,
-            "batch_size": 2,
             "cache_dir": "cache",
             "weights_license": "CC0-1.0",
         },
-        "optim": {"warmup_steps": 2, "ema_decay": 0.5},
-        "trainer": {"max_steps": 3, "val_every_n_steps": 3, "save_every_n_steps": 2},
-    }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    )
     return tmp_path
 
 
@@ -107,7 +87,7 @@ def test_worse_weights_replace_nothing_but_are_written_down(place, sitting):
     weights = []
     for seed in (0, 1):
         torch.manual_seed(seed)
-        network = SRNet(NetworkConfig(**NETWORK))
+        network = SRNet(load_config(place / "run.yaml").network)
         card = {"metrics": {}, "data": "none", "license": "CC0-1.0", "commit": "none"}
         weights.append(place / f"w{seed}.safetensors")
         save_checkpoint(weights[-1], network, **card)
