@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from srnet import bench
 from srnet.attention import alibi_slopes, predict_relevance, sparse_attention
-from srnet.bench import Case, count_flops, dense_attention, measure, network_case, roofline_case
+from srnet.bench import dense, peers, run
+from srnet.bench import measure as timing
+from srnet.bench.measure import Case, Result, count_flops, measure, network_case, roofline_case
 from srnet.cli import main
 from srnet.config import NetworkConfig
 from srnet.network import SRNet
@@ -40,21 +41,21 @@ def test_dense_is_sparse_with_all_keys(size, group, region, at_once):
     q = torch.randn(2, *size, 8, generator=generator)
     kv = torch.randn(2, *size, 16, generator=generator)
     expected = every_candidate(q, kv, 2, group, region)
-    out = dense_attention(q, kv, alibi_slopes(2), group, region, at_once=at_once)
+    out = dense.dense_attention(q, kv, alibi_slopes(2), group, region, at_once=at_once)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 
 
 def test_layers_of_the_comparison_have_equal_weights():
-    layers = bench.operator_layers()
-    first = layers[bench.SPARSE]
+    layers = dense.operator_layers()
+    first = layers[dense.SPARSE]
     for layer in layers.values():
         torch.testing.assert_close(layer.kv.weight, first.kv.weight)
     for layer in layers.values():
         nn.init.eye_(layer.out.weight)
     x = torch.randn(1, 64, 16, 16, generator=torch.Generator().manual_seed(0))
-    at_once, parts = (layers[name](x) for name in (bench.DENSE, bench.DENSE_PARTS))
+    at_once, parts = (layers[name](x) for name in (dense.DENSE, dense.DENSE_PARTS))
     torch.testing.assert_close(at_once, parts, atol=1e-5, rtol=0)
-    assert (layers[bench.SPARSE](x) - at_once).abs().max() > 1e-3
+    assert (layers[dense.SPARSE](x) - at_once).abs().max() > 1e-3
 
 
 def test_operations_of_a_convolution_and_of_attention():
@@ -89,7 +90,7 @@ def plain_case(name, run, **changes):
 def test_rounds_are_interleaved_and_turn_round(monkeypatch):
     order = []
     clock = iter(range(10_000))
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock) * 2.0)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock) * 2.0)
     cases = [roofline_case("fp32", 1, CPU)] + [
         plain_case(name, lambda _, n=name: order.append(n)) for name in "ab"
     ]
@@ -103,7 +104,7 @@ def test_rounds_are_interleaved_and_turn_round(monkeypatch):
 def test_a_slow_case_stops_early(monkeypatch):
     calls = []
     clock = iter(range(10_000))
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock) * 2.0)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock) * 2.0)
     slow = plain_case("slow", lambda _: calls.append(1))
     results = measure([roofline_case("fp32", 1, CPU), slow], runs=5, limit=3.9)
     assert len(calls) == 1 + 2  # the first call, then two runs of two seconds
@@ -113,7 +114,7 @@ def test_a_slow_case_stops_early(monkeypatch):
     assert len(calls) == 1
 
 
-@pytest.mark.skipif(bench._memory("VmHWM") is None, reason="no /proc")
+@pytest.mark.skipif(timing._memory("VmHWM") is None, reason="no /proc")
 def test_memory_is_that_of_the_call():
     size = 40_000_000
 
@@ -135,43 +136,34 @@ def test_threads_are_left_as_they_were():
 
 
 def result_of(section, name, seconds, direction="forward", peak=None, **changes):
-    values = {
-        "precision": "fp32",
-        "threads": 1,
-        "height": 8,
-        "width": 8,
-        "pixels": 16 * 64,
-        "parameters": None,
-        "runs": 1,
-        "megapixels_per_second": 1.0,
-        "gflop": 1.0,
-        "gflop_per_second": 1.0,
-        "roofline_share": 0.5,
-        "psnr": {},
-        "published": False,
-    } | changes
-    return bench.Result(
-        section=section, name=name, seconds=seconds, direction=direction, peak_bytes=peak, **values
+    values = {"height": 8, "width": 8, "pixels": 16 * 64, "roofline_share": 0.5} | changes
+    return Result(
+        section=section,
+        name=name,
+        seconds=seconds,
+        direction=direction,
+        peak_bytes=peak,
+        runs=1,
+        gflop=1.0,
+        **values,
     )
 
 
 def test_ratios():
     results = [
-        result_of("operator", bench.SPARSE, 2.0, peak=10),
-        result_of("operator", bench.DENSE, 20.0, peak=100),
-        result_of("operator", bench.DENSE_PARTS, 12.0, peak=40),
-        result_of("operator", bench.WINDOW, 1.6),
-        result_of("operator", bench.SPARSE, 3.0, "backward"),
-        result_of("operator", bench.DENSE, 12.0, "backward"),
+        result_of("operator", dense.SPARSE, 2.0, peak=10),
+        result_of("operator", dense.DENSE, 20.0, peak=100),
+        result_of("operator", dense.DENSE_PARTS, 12.0, peak=40),
+        result_of("operator", dense.WINDOW, 1.6),
+        result_of("operator", dense.SPARSE, 3.0, "backward"),
+        result_of("operator", dense.DENSE, 12.0, "backward"),
         result_of("networks", "srnet-small-x2", 1.0, pixels=4 * 64),
         result_of("networks", "srnet-small-x4", 4.0),
         result_of("peers", "SPAN-28", 2.0),
-        result_of("growth", "operator", 1.0, megapixels_per_second=3.0),
-        result_of(
-            "growth", "operator", 1.0, height=16, width=16, pixels=256, megapixels_per_second=2.4
-        ),
+        result_of("growth", "operator", 1.0, pixels=64),
+        result_of("growth", "operator", 5.0, height=16, width=16, pixels=256),
     ]
-    assert bench.ratios(results) == pytest.approx(
+    assert run.ratios(results) == pytest.approx(
         {
             "time of dense 32x32 (the faster) / operator": 6.0,
             "time of operator / dense 8x8 windows": 1.25,
@@ -201,7 +193,7 @@ PUBLISHED = {
 
 def test_peers_have_the_published_shapes():
     pytest.importorskip("spandrel")
-    built = bench.built(bench.peers())
+    built = peers.built(peers.peers())
     count = {p.name: round(sum(w.numel() for w in m.parameters()) / 1e3) for p, m in built}
     assert count == PUBLISHED
     fastest = next(m for p, m in built if p.name == "SPAN-28")
@@ -212,7 +204,7 @@ def test_span_with_merged_branches_computes_the_same():
     pytest.importorskip("spandrel")
     from spandrel.architectures.SPAN import SPAN
 
-    merged = next(p for p in bench.peers() if p.name == "SPAN-28")
+    merged = next(p for p in peers.peers() if p.name == "SPAN-28")
     x = torch.rand(1, 3, 12, 12)
     torch.manual_seed(3)
     plain = SPAN(num_in_ch=3, num_out_ch=3, feature_channels=28, upscale=4).eval()
@@ -224,9 +216,9 @@ def test_without_spandrel_the_rest_is_measured(monkeypatch):
     def missing() -> None:
         raise ImportError("no spandrel")
 
-    monkeypatch.setattr(bench, "peers", missing)
-    monkeypatch.setattr(bench, "has_native_bf16", lambda _: False)
-    found = bench.bench({}, sections=["peers"], precisions=["fp32", "bf16"], threads=[1], runs=1)
+    monkeypatch.setattr(run, "peers", missing)
+    monkeypatch.setattr(run, "has_native_bf16", lambda _: False)
+    found = run.bench({}, sections=["peers"], precisions=["fp32", "bf16"], threads=[1], runs=1)
     assert [r.section for r in found.results] == ["roofline"]
     assert found.results[0].precision == "fp32"
     assert len(found.notes) == 2
@@ -257,3 +249,11 @@ def test_command_prints_and_writes(tmp_path, capsys):
 def test_an_override_needs_a_configuration(capsys):
     assert main(["bench", "network.top_k=3"]) == 2
     assert "give a .yaml file first" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(run, "bench", lambda *_, **__: pytest.fail("measured for nothing"))
+    (tmp_path / "file").write_text("in the way")
+    words = ["bench", str(ROOT / "configs" / "tiny_x4.yaml"), "--json"]
+    assert main([*words, str(tmp_path / "file" / "a.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from srnet.errors import ConfigError
 
 if TYPE_CHECKING:
-    from srnet.bench import Bench, Result
+    from srnet.bench.measure import Result
+    from srnet.bench.run import Bench
     from srnet.network import SRNet
 
 _SECTIONS = ("networks", "peers", "operator", "growth")
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         _need_matplotlib()
     import torch
 
-    from srnet.bench import SECTIONS, bench
+    from srnet.bench.run import SECTIONS, bench
     from srnet.report_file import check_report, write_report
 
     if args.json is not None:
