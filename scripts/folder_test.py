@@ -79,16 +79,15 @@ def undisturbed(words: list[str]) -> tuple[int, str, float, list[int]]:
     return process.returncode, summary, time.perf_counter() - start, memory
 
 
-def killed(words: list[str], seconds: float) -> bool:
-    """Runs and kills after so many seconds; returns whether it was still running."""
+def kill_after(words: list[str], folder: Path, results: int, delay: float) -> bool:
+    """Runs and kills a moment after a folder has so many results; returns whether it was still running."""
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        return True
-    return False
+    while process.poll() is None:
+        if sum(path.is_file() for path in folder.rglob("[!.]*")) >= results:
+            time.sleep(delay)
+            os.kill(process.pid, signal.SIGKILL)
+        time.sleep(0.05)
+    return process.returncode == -signal.SIGKILL
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -126,15 +125,14 @@ def check(count: int, kills: int, seed: int, folder: Path) -> list[str]:
         lines.append(f"memory: {early} MB in the second quarter, {late} MB in the last")
         assert late < early * 1.1 + 20, f"memory grows from {early} to {late} MB"
     generator = random.Random(seed)
-    interrupted = sum(
-        killed(command(folder / "in", resumed, model), generator.uniform(0.3, 0.9) * seconds)
-        for _ in range(kills)
-    )
-    left = len(content(resumed)) if resumed.exists() else 0
+    moments = sorted(generator.sample(range(1, good * 9 // 10), kills))
+    for results in moments:
+        words, delay = command(folder / "in", resumed, model), generator.uniform(0, 0.1)
+        assert kill_after(words, resumed, results, delay), f"ended before {results} results"
     code, summary, _, _ = undisturbed(command(folder / "in", resumed, model))
     assert code == 1, f"exit code {code} after resuming"
     assert content(resumed) == content(whole), "the resumed folder differs from the undisturbed one"
-    lines.append(f"killed {interrupted} times with {left} files there, then {summary}")
+    lines.append(f"killed with {', '.join(map(str, moments))} results there, then {summary}")
     lines.append("the resumed folder equals the undisturbed one, byte for byte")
     return lines
 
