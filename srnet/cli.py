@@ -4,6 +4,7 @@ Exit codes: 0 all done, 1 some inputs failed, 2 usage or configuration, 130 inte
 """
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -12,7 +13,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from srnet import __version__
-from srnet.errors import SRNetError
+from srnet.errors import SRNetError, one_line
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "upscale": ("srnet.commands.upscale", "enlarge images with a trained network"),
@@ -27,6 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "data": ("srnet.commands.data", "check a folder of training or test images"),
 }
+
+_FULL = {errno.ENOSPC, errno.EFBIG, errno.EIO}  # where stdout goes
 
 
 class _Parser(argparse.ArgumentParser):
@@ -72,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: After ``--help`` and ``--version`` (0) and on a wrong command line (2).
     """
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # A file name that the terminal's encoding lacks must not stop a run that succeeded.
         if isinstance(stream, io.TextIOWrapper):
@@ -88,17 +92,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("srnet: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader (head, less) has gone; keep Python from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader (head, less) has gone
         return 1
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in _FULL:
             raise
-        return _fail(f"{error.filename}: {error.strerror}")
+        if error.filename is None:
+            _drop_output()
+        return _fail(f"{error.filename or 'the output'}: {error.strerror}")
     return code
+
+
+def _open_closed_streams() -> None:
+    """Puts the null device where the caller closed a stream, whose number the next file would get: an image, say."""
+    if sys.platform != "win32":
+        while (number := os.open(os.devnull, os.O_RDWR)) < 3:
+            os.set_inheritable(number, True)
+        os.close(number)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """Keeps Python from complaining at exit about what it could not write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str) -> int:
     """Prints an error on one line of stderr and returns exit code 2."""
-    print(f"srnet: error: {'; '.join(message.splitlines())}", file=sys.stderr)
+    print(f"srnet: error: {one_line('; '.join(message.splitlines()))}", file=sys.stderr)
     return 2

@@ -1,5 +1,7 @@
 """Errors that a user can act on: each message is one line with what, which file, both numbers and the way out."""
 
+import unicodedata
+
 
 class SRNetError(Exception):
     """Base of every error that srnet raises on purpose."""
@@ -27,3 +29,8 @@ class DownloadError(SRNetError):
 
 class TrainingError(SRNetError):
     """A run cannot go on; the message names the step and what is kept."""
+
+
+def one_line(text: str) -> str:
+    """Spells out control characters, such as a line end in a file's name."""
+    return "".join(repr(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import json
@@ -10,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,11 +26,12 @@ from srnet.images import decode, encode, formats
 from srnet.images.canvas import Canvas
 from srnet.images.fit import fit_format, resample_frames
 from srnet.images.formats import OutputFormat
-from srnet.images.picture import Animation, Header, Metadata, Picture
-from srnet.inference import Progress, Upscaler, free_memory
+from srnet.images.picture import Animation, Header, Metadata, Picture, Pixels
+from srnet.inference import Progress, Upscaler, float_contrast, free_memory
 
 _DEPTHS = {"uint8": "8 bit", "uint16": "16 bit", "float32": "float"}
 _ENCODER_BYTES = {"webp": 7, "gif": 13, "avif": 41}  # a pixel, measured; the others are streamed
+_EXTREME = 64  # float_contrast from which the network's error is seen
 _READ_AHEAD = 4_000_000  # pixels; larger images are decoded only when their turn comes
 
 
@@ -189,7 +191,7 @@ class Plan:
 
     Attributes:
         jobs: In the order in which they are done.
-        ignored: Files in folders that are no images or are results of an earlier run.
+        ignored: Files in folders that are no images, are results of an earlier run, or stand in the output folder.
     """
 
     jobs: tuple[Job, ...]
@@ -227,6 +229,10 @@ def plan(
     if output is not None and output.suffix.lower() in formats.SUFFIXES and not output.is_dir():
         raise ConfigError(
             f"{output} names one file, but there is a folder or {len(found)} images to put there; give a folder"
+        )
+    if output is not None and output.exists() and not output.is_dir():
+        raise ConfigError(
+            f"{output} is no folder; give a folder, or a new name such as {output}.png"
         )
     targets: dict[Path, Path] = {}
     by_target = defaultdict(list)
@@ -309,7 +315,7 @@ def upscale_files(
                         outcome = _compute(upscaler, job, read, options, show, stack, start)
                     else:
                         outcome = read
-                except (ImageError, OSError, MemoryError) as error:
+                except Exception as error:
                     outcome = Failure(job, _as_image_error(job, error))
                 for done in waiting:
                     yield done.result()
@@ -380,15 +386,13 @@ def _read(
     try:
         format = _format(job.source, job.target, options)
         header = decode.read_header(job.source, options.max_pixels)
-        try:
+        with _about(job.source):
             size = options.size.of(header.width, header.height, upscaler.scale)
             formats.check_target(format, *size)
             if options.lossless and format in ("jpeg", "gif"):
                 raise ImageError(
                     f"{format} always loses; --lossless needs --format png, webp, tiff or avif"
                 )
-        except ImageError as error:
-            raise ImageError(f"{job.source}: {error}") from error
         recipe = _recipe(job.source, options.recipe(format, size) | upscaler.recipe)
         if job.target.exists():
             if job.target.samefile(job.source):
@@ -421,7 +425,7 @@ def _read(
         small = header.width * header.height * header.frames <= _READ_AHEAD
         picture = options.read(job.source, format) if small else None
         return _Read(format, header, size, recipe, picture)
-    except (ImageError, OSError, MemoryError) as error:
+    except Exception as error:
         return Failure(job, _as_image_error(job, error))
 
 
@@ -438,15 +442,17 @@ def _compute(
     height, width, read_channels = picture.pixels.shape
     scale = upscaler.scale
     canvas = stack.enter_context(Canvas(job.target.parent, width * scale, height * scale))
+    with _about(job.source):
+        notes = _about_float(picture.pixels, read.format)
     count = len(picture.animation.delays) if picture.animation is not None else 1
     for index, frame in enumerate(np.split(picture.pixels, count)):
         show = progress and partial(_frame_progress, progress, index, count)
-        for _, strip in upscaler.bands(frame, show):
-            strip = fit_format(strip, read.format, options.background)
-            canvas.put(strip)
-            dtype, channels = strip.dtype, strip.shape[2]
-            del strip  # before the next one is made; a strip can be a tenth of the memory
-    notes = []
+        with _about(job.source):
+            for _, strip in upscaler.bands(frame, show):
+                strip = fit_format(strip, read.format, options.background)
+                canvas.put(strip)
+                dtype, channels = strip.dtype, strip.shape[2]
+                del strip  # before the next one is made; a strip can be a tenth of the memory
     if options.quality is not None and read.format not in formats.QUALITY:
         notes.append(f"{read.format} has no quality to choose; --quality changes nothing")
     if picture.frames > count:
@@ -467,6 +473,41 @@ def _compute(
     metadata = picture.metadata if options.metadata == "keep" else picture.metadata.only_icc()
     result = Result(job, *read.size, seconds, tuple(notes))
     return _Computed(result, read.format, read.recipe, metadata, picture.animation, canvas)
+
+
+@contextmanager
+def _about(source: Path) -> Iterator[None]:
+    """Names the file in errors of what knows pixels only."""
+    try:
+        yield
+    except ImageError as error:
+        raise ImageError(f"{source}: {error}") from error
+
+
+def _about_float(pixels: Pixels, format: OutputFormat) -> list[str]:
+    """What the range of float pixels costs.
+
+    Raises:
+        ImageError: If nothing of it is left in a format of integers.
+    """
+    if pixels.dtype != np.float32:
+        return []
+    notes = []
+    colour = pixels[..., :-1] if pixels.shape[2] in (2, 4) else pixels
+    low, high = float(colour.min()), float(colour.max())
+    if format != "tiff" and (low < 0 or high > 1):
+        if low >= 1 or high <= 0:
+            raise ImageError(
+                f"float values from {low:g} to {high:g} are all outside 0 to 1, {format} would be blank; "
+                f"use --format tiff"
+            )
+        notes.append(f"float values from {low:g} to {high:g} are cut to 0 to 1; tiff keeps them")
+    if float_contrast(colour) > _EXTREME:
+        notes.append(
+            f"float values reach from {low:g} to {high:g}, far beyond most of them, which costs detail; "
+            f"replace those that stand for missing data"
+        )
+    return notes
 
 
 def _frame_progress(progress: Progress, index: int, count: int, done: int, total: int) -> None:
@@ -494,7 +535,7 @@ def _write(computed: _Computed, options: Options, stack: ExitStack) -> Result | 
             )
             if options.compare:
                 return _compare(result, options)
-        except (ImageError, OSError, MemoryError) as error:
+        except Exception as error:
             return Failure(job, _as_image_error(job, error))
     return result
 
@@ -518,16 +559,20 @@ def _compare(result: Result, options: Options) -> Result:
     )
     picture, psnr = compare(before, after)
     path = compare_path(result.job.target)
-    encode.write(path, picture, "png")
+    encode.write(path, picture, "png", recipe="comparison")
     return replace(result, compared=(path, psnr))
 
 
 def _as_image_error(job: Job, error: Exception) -> ImageError:
+    """One line about what went wrong with one file; whatever it was, the others are still done."""
     if isinstance(error, ImageError):
         return error
     if isinstance(error, MemoryError):
         return ImageError(f"{job.source}: out of memory; close other programs or upscale it alone")
-    return ImageError(f"{job.source}: {error}")
+    if isinstance(error, OSError):
+        hint = "; give a shorter -o or --suffix" if error.errno == errno.ENAMETOOLONG else ""
+        return ImageError(f"{error.filename or job.source}: {error.strerror or error}{hint}")
+    return ImageError(f"{job.source}: unexpected {type(error).__name__} ({error})")
 
 
 def _take(steps: Iterator[Job]) -> list[Job]:
@@ -615,6 +660,7 @@ def _collect(
 ) -> tuple[list[tuple[Path, Path]], list[Path]]:
     """Lists (file, path relative to its input) of every image, and the files in folders that are none."""
     found: dict[Path, Path] = {}
+    unnamed: set[Path] = set()
     ignored: list[Path] = []
     excluded = output.absolute() if output is not None else None
     for path in inputs:
@@ -626,22 +672,42 @@ def _collect(
                     and excluded in file.absolute().parents
                     and excluded != path.absolute()
                 )
-                if inside or not file.is_file():
+                if not file.is_file():
                     continue
-                if is_partial(file) or not _looks_like_an_image(file):
+                if inside or is_partial(file) or not _looks_like_an_image(file):
                     ignored.append(file)
-                else:
-                    found.setdefault(file, file.relative_to(path))
+                elif file not in found:
+                    found[file] = file.relative_to(path)
+                    unnamed.add(file)
         elif not path.exists() and any(sign in path.name for sign in "*?["):
             matches = sorted(Path(match) for match in glob.glob(str(path), recursive=recursive))
             if not matches:
                 raise ImageError(f"{path}: nothing matches this pattern")
             more, other = _collect(matches, output, recursive)
-            found.update({file: relative for file, relative in more if file not in found})
+            unnamed |= {file for file, _ in more if file not in found}
+            found |= {file: relative for file, relative in more if file not in found}
             ignored += other
         else:
             found.setdefault(path, Path(path.name))
+            unnamed.discard(path)
+    for file in _results_among(found, unnamed):
+        del found[file]
+        ignored.append(file)
     return list(found.items()), ignored
+
+
+def _results_among(found: Iterable[Path], unnamed: Iterable[Path]) -> list[Path]:
+    """Results of earlier runs, with whatever settings, that nobody asked for by name and whose input is here too."""
+    own = {file for file in unnamed if encode.is_stamped(file)}
+    stems = {file.stem for file in found if file not in own}
+    return [
+        file
+        for file in own
+        if any(
+            file.stem[:end] in stems and not file.stem[end].isalnum()
+            for end in range(1, len(file.stem))
+        )
+    ]
 
 
 def _looks_like_an_image(file: Path) -> bool:

@@ -808,3 +808,162 @@ def test_an_encoder_that_needs_more_memory_than_is_free_is_refused_at_once(
     assert (code, err.count("\n")) == (2, 1)
     assert "webp is encoded in memory" in err
     assert upscale("a.png", "-t", "64")[0] == 0
+
+
+@pytest.mark.parametrize("step", ["decode.read", "fit_format", "encode.write"])
+def test_whatever_happens_to_one_file_the_others_are_done(
+    upscale, picture, tmp_path, monkeypatch, step
+):
+    for name in ("a.png", "b.png", "c.png"):
+        picture(name)
+    module, _, function = step.rpartition(".")
+    module = getattr(files, module) if module else files
+    original, calls = getattr(module, function), []
+
+    def fails_once(*words, **options):
+        calls.append(words)
+        if len(calls) == 2:
+            raise AttributeError("something that nobody thought of")
+        return original(*words, **options)
+
+    monkeypatch.setattr(module, function, fails_once)
+    code, out, err = upscale("a.png", "b.png", "c.png")
+    assert (code, out) == (1, "a_x2.png\nc_x2.png\n")
+    assert "error: b.png: unexpected AttributeError (something that nobody thought of)" in err
+    assert sorted(os.listdir(tmp_path)) == ["a.png", "a_x2.png", "b.png", "c.png", "c_x2.png"]
+
+
+def test_results_of_other_settings_are_not_taken_as_inputs(upscale, picture, tmp_path):
+    picture("in/a.png")
+    picture("in/a1.jpg")
+    assert upscale("in", "--compare")[0] == 0
+    for words in (["in"], ["in/*"], ["in", "-o", "out"]):
+        code, out, err = upscale(*words, "-s", "1.5", "--overwrite")
+        assert (code, sorted(Path(line).name for line in out.splitlines())) == (
+            0,
+            ["a1_x1.5.jpg", "a_x1.5.png"],
+        )
+        assert "2 done" in err
+    assert upscale("in/a_x2.png", "-s", "1.5")[1] == "in/a_x2_x1.5.png\n"  # asked for by name
+    code, out, _ = upscale("out", "-s", "2", "-o", "again")  # nothing but results
+    assert (code, sorted(out.splitlines())) == (
+        0,
+        ["again/a1_x1.5_x2.jpg", "again/a_x1.5_x2.png"],
+    )
+
+
+def test_images_that_stand_in_the_output_folder_are_counted(upscale, picture):
+    picture("in/a.png")
+    picture("in/sub/b.png")
+    code, out, err = upscale("in", "-r", "-o", "in/sub")
+    assert (code, out) == (0, "in/sub/a_x2.png\n")
+    assert "1 ignored (no images, own results or in the output folder)" in err
+
+
+@pytest.mark.parametrize("words", [["a.png"], ["a.png", "b.png"], ["in"]])
+def test_an_output_that_is_a_file_is_refused_at_once(upscale, picture, tmp_path, words):
+    for name in ("a.png", "b.png", "in/c.png"):
+        picture(name)
+    (tmp_path / "taken").write_text("something else")
+    code, out, err = upscale(*words, "-o", "taken")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "taken is no folder" in err
+    assert (tmp_path / "taken").read_text() == "something else"
+
+
+def test_a_line_end_in_a_name_does_not_split_messages(upscale, picture, tmp_path):
+    picture("good\nname.png")
+    (tmp_path / "bad\nname.png").write_text("no image")
+    code, out, err = upscale("good\nname.png", "bad\nname.png", "--json")
+    assert code == 1
+    assert json.loads(out.splitlines()[0])["output"] == "good\nname_x2.png"
+    assert len(out.splitlines()) == 2
+    assert all(line.startswith("srnet: ") for line in err.splitlines())
+    assert r"error: bad\nname.png: not an image" in err
+
+
+def test_a_name_too_long_says_the_way_out(upscale, picture):
+    name = picture("x" * 250 + ".png").name
+    code, _, err = upscale(name)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "File name too long; give a shorter -o or --suffix" in err
+    assert upscale(name, "-o", "short.png")[0] == 0
+
+
+def test_a_fault_of_the_network_names_the_file(upscale, picture, tmp_path):
+    torch.manual_seed(0)
+    network = SRNet(NetworkConfig(scale=2, embed_dim=12, num_blocks=1, attention_blocks=()))
+    for values in (network.tail.bias, network.upsampler.weight):
+        torch.nn.init.constant_(values, 1e38)  # finite, their product is not
+    path = tmp_path / "broken.safetensors"
+    save_checkpoint(path, network, metrics={}, data="none", license="Apache-2.0", commit="0")
+    picture("in/a.png")
+    code, _, err = upscale("in", model=str(path))
+    assert code == 1
+    assert "error: in/a.png: the network gives values that are not finite" in err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="file descriptors are inherited differently on Windows")
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_the_caller_closed_cost_nothing(models, picture, tmp_path, closed):
+    picture("a.png")
+    words = f'"$0" -m srnet upscale a.png -n "$1" {closed}'
+    done = subprocess.run(
+        ["bash", "-c", words, sys.executable, models[2]],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    with Image.open(tmp_path / "a_x2.png") as image:
+        image.load()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line(models, picture, tmp_path):
+    picture("a.png")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "srnet", "upscale", "a.png", "-n", models[2], "--json"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "srnet: error: the output: No space left on device"
+    assert "Traceback" not in done.stderr
+
+
+def float_tiff(path, low, high, extreme=None):
+    pixels = np.linspace(low, high, 30 * 40, dtype=np.float32).reshape(30, 40, 1)
+    if extreme is not None:
+        pixels[0, 0] = extreme
+    encode.write(path, pixels, "tiff")
+
+
+def test_float_values_are_not_cut_silently(upscale, tmp_path):
+    float_tiff(tmp_path / "hdr.tif", -0.25, 4)
+    code, _, err = upscale("hdr.tif", "-f", "png")
+    assert code == 0
+    assert "float values from -0.25 to 4 are cut to 0 to 1" in err
+    assert "cut to" not in upscale("hdr.tif")[2]
+    float_tiff(tmp_path / "heights.tif", 500, 770)
+    code, out, err = upscale("heights.tif", "-f", "jpg")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "heights.tif: float values from 500 to 770 are all outside 0 to 1, jpeg would be" in err
+    assert upscale("heights.tif")[0] == 0
+
+
+def test_values_for_missing_data_are_told_or_refused(upscale, tmp_path):
+    float_tiff(tmp_path / "some.tif", 500, 600, extreme=-9999)
+    float_tiff(tmp_path / "max.tif", 500, 600, extreme=-3.4e38)
+    code, _, err = upscale("some.tif")
+    assert code == 0
+    assert "some.tif: float values reach from -9999 to 600, far beyond most of them" in err
+    code, out, err = upscale("max.tif")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "max.tif: float values reach from -3.4e+38 to 600, too far for one picture" in err

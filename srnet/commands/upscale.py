@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from srnet.errors import ConfigError
+from srnet.errors import ConfigError, one_line
 
 if TYPE_CHECKING:
     from srnet.inference import Progress, Upscaler
@@ -255,7 +255,7 @@ def run(args: argparse.Namespace) -> int:
 
     def tell_about() -> None:
         while about:
-            print(f"srnet: {about.pop(0)}", file=sys.stderr)
+            _tell(about.pop(0))
 
     if not single:
         tell_about()
@@ -270,7 +270,7 @@ def run(args: argparse.Namespace) -> int:
             if single:
                 raise outcome.error
             failed += 1
-            print(f"srnet: error: {outcome.error}", file=sys.stderr)
+            _tell(f"error: {outcome.error}")
             if args.json:
                 print(json.dumps({"input": str(source), "error": str(outcome.error)}), flush=True)
             continue
@@ -284,18 +284,17 @@ def run(args: argparse.Namespace) -> int:
         if outcome.skipped:
             skipped += 1
             why = "; ".join([f"{target.name} is finished", *outcome.notes])
-            print(f"srnet: {source}: skipped, {why}", file=sys.stderr)
+            _tell(f"{source}: skipped, {why}")
             if args.json:
                 print(json.dumps(row | {"skipped": True, "notes": list(outcome.notes)}), flush=True)
             continue
         done += 1
         tell_about()  # of a single file that fails, only the error is told
         for note in outcome.notes:
-            print(f"srnet: {source}: {note}", file=sys.stderr)
-        print(
-            f"srnet: {source.name}: {outcome.width} x {outcome.height}, {how}, "
-            f"{outcome.seconds:.1f} s, {outcome.megapixels_per_second:.2f} MP/s",
-            file=sys.stderr,
+            _tell(f"{source}: {note}")
+        _tell(
+            f"{source.name}: {outcome.width} x {outcome.height}, {how}, "
+            f"{outcome.seconds:.1f} s, {outcome.megapixels_per_second:.2f} MP/s"
         )
         if outcome.compared is not None:
             picture, psnr = outcome.compared
@@ -303,21 +302,24 @@ def run(args: argparse.Namespace) -> int:
                 "compare": str(picture),
                 "psnr_shrunk_back": round(psnr, 2) if psnr < 1000 else None,
             }
-            print(
-                f"srnet: {picture}: shrunk back with MATLAB's bicubic, the result has {psnr:.2f} dB PSNR "
-                f"against its input",
-                file=sys.stderr,
+            _tell(
+                f"{picture}: shrunk back with MATLAB's bicubic, the result has {psnr:.2f} dB PSNR "
+                f"against its input"
             )
         row |= {"seconds": round(outcome.seconds, 3), "notes": list(outcome.notes), **used}
         print(json.dumps(row) if args.json else target, flush=True)
     if not single:
         seconds = time.perf_counter() - start
-        print(
-            f"srnet: {done} done, {skipped} skipped, {failed} failed, {len(planned.ignored)} ignored "
-            f"(no images or own results), {seconds:.1f} s",
-            file=sys.stderr,
+        _tell(
+            f"{done} done, {skipped} skipped, {failed} failed, {len(planned.ignored)} ignored "
+            f"(no images, own results or in the output folder), {seconds:.1f} s"
         )
     return 1 if failed else 0
+
+
+def _tell(text: str) -> None:
+    """Prints one line on stderr."""
+    print(f"srnet: {one_line(text)}", file=sys.stderr)
 
 
 def _check_size(args: argparse.Namespace) -> None:
@@ -415,7 +417,7 @@ def _progress_bar(source: Path, finished: int, count: int, start: float) -> Prog
     def show(done: int, total: int) -> None:
         share = (finished + done / total) / count
         left = (time.perf_counter() - start) * (1 - share) / share
-        line = f"{finished + 1}/{count} {source.name}: {100 * done // total} %, {left:.0f} s left"
+        line = f"{finished + 1}/{count} {one_line(source.name)}: {100 * done // total} %, {left:.0f} s left"
         print(f"\r{line if done < total else ''}\033[K", end="", file=sys.stderr, flush=True)
 
     return show

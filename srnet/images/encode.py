@@ -19,6 +19,7 @@ from srnet.images.picture import Animation, Metadata, Pixels
 from srnet.images.vips import from_array, reason
 
 _STAMP = "srnet recipe "
+_LOOKED_AT = 2**18  # bytes at each end of a file; a colour profile may stand before the stamp
 
 
 def write(
@@ -115,6 +116,18 @@ def recipe_state(path: Path, recipe: str) -> Literal["same", "other", "none", "d
         if data.find((_STAMP + recipe).encode()) >= 0:
             return "same"
         return "other" if data.find(_STAMP.encode()) >= 0 else "none"
+
+
+def is_stamped(path: Path) -> bool:
+    """Tells whether `write` made a file with a recipe; looks at its start and end only, where the stamp stands."""
+    try:
+        with path.open("rb") as file:
+            if _STAMP.encode() in file.read(_LOOKED_AT):
+                return True
+            file.seek(max(path.stat().st_size - _LOOKED_AT, 0))
+            return _STAMP.encode() in file.read()
+    except OSError:
+        return False
 
 
 def _add_gif_comment(path: Path, text: str) -> None:

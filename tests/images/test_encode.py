@@ -146,3 +146,14 @@ def test_a_description_in_tiff_stays_and_the_recipe_is_replaced(tmp_path):
 def test_a_folder_that_is_not_there_is_one_line(tmp_path, noise):
     with pytest.raises(ImageError, match=r"b\.png: cannot be written"):
         encode.write(tmp_path / "no" / "b.png", noise(2, 2, 3), "png")
+
+
+@pytest.mark.parametrize("format", ["png", "jpeg", "webp", "tiff", "avif", "gif", "bmp"])
+def test_a_stamp_is_found_at_the_start_or_the_end_of_a_file(tmp_path, noise, format, monkeypatch):
+    monkeypatch.setattr(encode, "_LOOKED_AT", 1500)
+    for recipe in ("0" * 32, None):
+        path = tmp_path / f"a.{format}"
+        encode.write(path, noise(64, 64, 3), format, recipe=recipe)
+        assert path.stat().st_size > 3000
+        assert encode.is_stamped(path) is (recipe is not None)
+    assert not encode.is_stamped(tmp_path / "missing.png")
