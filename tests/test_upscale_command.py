@@ -355,7 +355,7 @@ def test_a_killed_run_leaves_no_file_under_the_final_name(models, picture, tmp_p
     (left,) = set(os.listdir(tmp_path)) - {"a.png"}
     assert left.startswith(".a_x2.png.")
     assert left.endswith(".srnet-part")
-    other = tmp_path / left.replace(left.split("-")[-3], str(os.getpid()))
+    other = tmp_path / left.replace(f"-{left.split('-')[-3]}-", f"-{os.getpid()}-")
     other.write_bytes(b"of a run that is still going")
     assert command(*words, cwd=tmp_path).returncode == 0
     assert sorted(os.listdir(tmp_path)) == sorted([other.name, "a.png", "a_x2.png"])
