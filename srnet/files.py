@@ -444,6 +444,7 @@ def _compute(
     canvas = stack.enter_context(Canvas(job.target.parent, width * scale, height * scale))
     with _about(job.source):
         notes = _about_float(picture.pixels, read.format)
+    notes = [*picture.notes, *notes]
     count = len(picture.animation.delays) if picture.animation is not None else 1
     for index, frame in enumerate(np.split(picture.pixels, count)):
         show = progress and partial(_frame_progress, progress, index, count)
@@ -461,6 +462,8 @@ def _compute(
         notes.append(
             f"{read.format} cannot hold {_DEPTHS[picture.pixels.dtype.name]}; reduced to {_DEPTHS[dtype.name]}"
         )
+    if read.format == "gif" and picture.format != "gif":
+        notes.append("gif holds 256 colours and no half transparency; reduced to that")
     if channels < read_channels:
         notes.append(
             f"{read.format} has no alpha; flattened on the background {options.background}"

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -192,6 +193,7 @@ def run(args: argparse.Namespace) -> int:
 
     logging.basicConfig(format="srnet: %(message)s", level=logging.WARNING)
     logging.getLogger("pyvips").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="PIL")  # of odd metadata; what matters is an error
     vips.disable_cache()
     inputs = [*args.inputs, *args.more]
     if not inputs:

@@ -13,7 +13,7 @@ import pyvips
 from srnet.atomic import temporary_file
 from srnet.errors import ImageError
 from srnet.images.picture import Pixels
-from srnet.images.vips import from_array
+from srnet.images.vips import from_array, source
 
 
 class Canvas:
@@ -85,9 +85,8 @@ class Canvas:
         assert self._file is not None
         self._file.close()
         # libvips maps raw files, whose pages count as memory of this process; it reads TIFF piece by piece
-        source = pyvips.Source.new_from_file(str(self._path))
         access = "sequential" if sequential else "random"
-        return pyvips.Image.tiffload_source(source, access=access, unlimited=True)
+        return pyvips.Image.tiffload_source(source(self._path), access=access, unlimited=True)
 
 
 def _tiff_head(width: int, height: int, bands: int, dtype: np.dtype[Any]) -> bytes:

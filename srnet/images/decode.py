@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyvips
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from srnet.errors import ImageError
 from srnet.images.formats import ANIMATED, sniff
 from srnet.images.picture import Animation, Header, Metadata, Picture, Pixels
-from srnet.images.vips import reason
+from srnet.images.png import PngChunks, read_chunks
+from srnet.images.vips import reason, source
 
 MAX_PIXELS = 300_000_000
 """Largest input that is read unless asked otherwise, in pixels."""
@@ -31,7 +32,13 @@ _LOADERS = {
     "gif": "gifload_source",
     "jxl": "jxlload_source",
 }
-_KEPT = ("exif-", "xmp-data", "iptc-data", "icc-profile-data", "png-comment-", "image-description")
+_KEPT = ("exif-", "xmp-data", "iptc-data", "icc-profile-data", "image-description")
+_UNREADABLE = ("not supported", "not configured", "out of range", "whole number of bytes", "labq")
+# what XMP says that is no longer true: pictures and sizes that are gone, and how to turn what is upright now
+_STALE_XMP = (
+    b"tiff:Orientation|tiff:ImageWidth|tiff:ImageLength|exif:PixelXDimension|exif:PixelYDimension|"
+    b"xmp:Thumbnails|xap:Thumbnails|hdrgm:Version|Container:Directory"
+)
 _RAW = {".cr2", ".nef", ".dng", ".arw", ".orf", ".rw2", ".pef", ".srw"}  # TIFF inside
 
 
@@ -56,7 +63,8 @@ def read_header(path: Path, max_pixels: int = MAX_PIXELS) -> Header:
     else:
         image = _open(path, kind)
         width, height = image.width, image.height
-        frames, turned = _frames(path, kind, image), _orientation(image) >= 5
+        chunks = read_chunks(path) if kind == "png" else PngChunks()
+        frames, turned = _frames(path, kind, image, chunks), _orientation(image, chunks) >= 5
     _check_pixels(path, width, height, max_pixels)
     return Header(kind, height if turned else width, width if turned else height, frames)
 
@@ -86,8 +94,10 @@ def read(
         return _read_bmp(path, max_pixels)
     image = _open(path, kind)
     _check_pixels(path, image.width, image.height, max_pixels)
+    chunks = read_chunks(path) if kind == "png" else PngChunks()
+    frames = _frames(path, kind, image, chunks)
     animation = None
-    if animated and kind in ANIMATED and _frames(path, kind, image) > 1:
+    if animated and kind in ANIMATED and frames > 1:
         image = _open(path, kind, n=-1)
         _check_pixels(path, image.width, image.height, max_pixels)
         count = image.height // int(image.get("page-height"))
@@ -95,9 +105,9 @@ def read(
         animation = Animation(tuple(delays[:count]), _field(image, "loop", 0))
     metadata = _metadata(image)
     if kind == "png":
-        metadata = replace(metadata, dpi=_png_dpi(path))
-    orientation = _orientation(image)
-    frames = _frames(path, kind, image)
+        fields = metadata.fields + (_metadata(chunks.late).fields if chunks.late else ())
+        metadata = Metadata(fields, _possible(chunks.dpi), chunks.texts)
+    orientation = _orientation(image, chunks)
     try:
         converted = _to_rgb(image)
         if (
@@ -115,7 +125,7 @@ def read(
             converted = converted.cast("float")
         raw = converted.write_to_memory()
     except pyvips.Error as error:
-        raise ImageError(f"{path}: damaged or cut short ({reason(error)})") from error
+        raise _unreadable(path, kind, error) from error
     if image.interpretation in ("cmyk", "lab", "labs"):
         metadata = replace(
             metadata, fields=tuple(f for f in metadata.fields if f[1] != "icc-profile-data")
@@ -126,7 +136,7 @@ def read(
         raise ImageError(
             f"{path}: {int((~np.isfinite(pixels)).sum())} pixel values are infinite or no number"
         )
-    return Picture(orient(pixels, orientation), kind, metadata, frames, animation)
+    return Picture(orient(pixels, orientation), kind, metadata, frames, animation, chunks.notes)
 
 
 def read_rgb8(path: Path, max_pixels: int = MAX_PIXELS) -> NDArray[np.uint8]:
@@ -211,17 +221,25 @@ def _open(path: Path, kind: str, **options: Any) -> pyvips.Image:
             f"{path}: this build of libvips cannot read {kind}; convert to PNG or JPEG"
         )
     try:
-        # a source takes the name literally; new_from_file would read [options] from it
-        source = pyvips.Source.new_from_file(str(path))
         return getattr(pyvips.Image, loader)(
-            source, access="sequential", fail_on="warning", **options
+            source(path), access="sequential", fail_on="warning", **options
         )
     except pyvips.Error as error:
         if kind == "heif":
             raise ImageError(
                 f"{path}: this build of libvips cannot read it as HEIC ({reason(error)}); convert to PNG or JPEG"
             ) from error
-        raise ImageError(f"{path}: damaged or cut short ({reason(error)})") from error
+        raise _unreadable(path, kind, error) from error
+
+
+def _unreadable(path: Path, kind: str, error: pyvips.Error) -> ImageError:
+    """Tells files of a rare kind from damaged ones."""
+    said = reason(error)
+    if any(words in said for words in _UNREADABLE):
+        return ImageError(
+            f"{path}: a kind of {kind} that srnet cannot read ({said}); save it as PNG or as plain TIFF"
+        )
+    return ImageError(f"{path}: damaged or cut short ({said})")
 
 
 def _check_pixels(path: Path, width: int, height: int, max_pixels: int) -> None:
@@ -236,35 +254,42 @@ def _field(image: pyvips.Image, name: str, default: int) -> int:
     return int(image.get(name)) if image.get_typeof(name) else default
 
 
-def _frames(path: Path, kind: str, image: pyvips.Image) -> int:
-    return _apng_frames(path) if kind == "png" else _field(image, "n-pages", 1)
+def _frames(path: Path, kind: str, image: pyvips.Image, chunks: PngChunks) -> int:
+    match kind:
+        case "png":
+            return chunks.frames
+        case "jpeg":
+            return _mpo_pictures(path)
+        case "avif":
+            return _avif_frames(path)
+    return _field(image, "n-pages", 1)
 
 
-def _png_chunks(path: Path) -> dict[bytes, bytes]:
-    """The small chunks of a PNG before its pixels, by name: what libvips does not tell about the file."""
-    chunks: dict[bytes, bytes] = {}
+def _mpo_pictures(path: Path) -> int:
+    """Pictures in a JPEG file; phones put gain maps and depth behind the one that is seen."""
     with path.open("rb") as file:
-        file.seek(8)
-        while len(head := file.read(8)) == 8 and head[4:] != b"IDAT":
-            length = int.from_bytes(head[:4], "big")
-            if length <= 16:
-                chunks[head[4:]] = file.read(length)
-            file.seek(4 + (length if length > 16 else 0), os.SEEK_CUR)
-    return chunks
+        head = file.read(2**18)
+    start = head.find(b"MPF\0")
+    order: Literal["big", "little"] = "big" if head[start + 4 : start + 6] == b"MM" else "little"
+    # an entry of its index: tag, type (long), one value, and that is how many there are
+    entry = b"".join(number.to_bytes(size, order) for number, size in ((0xB001, 2), (4, 2), (1, 4)))
+    at = head.find(entry, start, start + 200) if start >= 0 else -1
+    return int.from_bytes(head[at + 8 : at + 12], order) if at >= 0 else 1
 
 
-def _apng_frames(path: Path) -> int:
-    """Frames of an animated PNG, of which libvips sees only the first."""
-    return int.from_bytes(_png_chunks(path).get(b"acTL", b"\0\0\0\1")[:4], "big")
-
-
-def _png_dpi(path: Path) -> tuple[float, float] | None:
-    """Resolution that a PNG states; libvips gives 72 dpi also where there is none."""
-    chunk = _png_chunks(path).get(b"pHYs", b"")
-    if len(chunk) != 9 or chunk[8] != 1:
-        return None
-    x, y = (int.from_bytes(chunk[i : i + 4], "big") * 0.0254 for i in (0, 4))
-    return _possible((x, y))
+def _avif_frames(path: Path) -> int:
+    """Frames of an animated AVIF, of which libvips sees only the first."""
+    with path.open("rb") as file:
+        if b"avis" not in file.read(32):
+            return 1
+        file.seek(0)
+        head = file.read(2**20)
+    # the box of sample sizes of each track: name, version and flags, one size for all, how many
+    counts = [
+        int.from_bytes(head[found.end() + 8 : found.end() + 12], "big")
+        for found in re.finditer(b"stsz", head)
+    ]
+    return max(counts, default=1)
 
 
 def _possible(dpi: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -272,8 +297,8 @@ def _possible(dpi: tuple[float, float] | None) -> tuple[float, float] | None:
     return dpi if dpi is not None and all(1 <= value <= 100_000 for value in dpi) else None
 
 
-def _orientation(image: pyvips.Image) -> int:
-    value = _field(image, "orientation", 1)
+def _orientation(image: pyvips.Image, chunks: PngChunks) -> int:
+    value = _field(chunks.late or image, "orientation", 0) or _field(image, "orientation", 1)
     return value if 1 <= value <= 8 else 1
 
 
@@ -281,7 +306,11 @@ def _metadata(image: pyvips.Image) -> Metadata:
     """Takes over what has to survive; sizes, orientation and the thumbnail are stale after upscaling."""
     stale = ("exif-ifd1-", "exif-ifd0-Orientation")
     fields = tuple(
-        (image.get_typeof(name), name, image.get(name))
+        (
+            image.get_typeof(name),
+            name,
+            fresh_xmp(image.get(name)) if name == "xmp-data" else image.get(name),
+        )
         for name in image.get_fields()
         if name.startswith(_KEPT) and not name.startswith(stale)
     )
@@ -290,13 +319,19 @@ def _metadata(image: pyvips.Image) -> Metadata:
     return Metadata(fields, _possible((image.xres * 25.4, image.yres * 25.4)) if stated else None)
 
 
+def fresh_xmp(data: bytes) -> bytes:
+    """Takes out of an XMP packet what is not true of the enlarged picture."""
+    data = re.sub(rb"\s(" + _STALE_XMP + rb")\s*=\s*(\"[^\"]*\"|'[^']*')", b"", bytes(data))
+    return re.sub(rb"<(" + _STALE_XMP + rb")(\s[^>]*)?(/>|>.*?</\1\s*>)", b"", data, flags=re.S)
+
+
 def _to_rgb(image: pyvips.Image) -> pyvips.Image:
     """Converts CMYK and Lab to sRGB; leaves grey and RGB as they are."""
     if image.interpretation == "cmyk":
         depth = 16 if image.format == "ushort" else 8
         return image.icc_transform("srgb", embedded=True, input_profile="cmyk", depth=depth)
     if image.interpretation in ("lab", "labs"):
-        return image.colourspace("srgb")
+        return image.colourspace("rgb16")
     return image
 
 

@@ -16,7 +16,8 @@ from srnet.errors import ImageError
 from srnet.images.decode import check_complete
 from srnet.images.formats import OutputFormat, check_target
 from srnet.images.picture import Animation, Metadata, Pixels
-from srnet.images.vips import from_array, reason
+from srnet.images.png import add_texts
+from srnet.images.vips import from_array, reason, target
 
 _STAMP = "srnet recipe "
 _LOOKED_AT = 2**18  # bytes at each end of a file; a colour profile may stand before the stamp
@@ -60,8 +61,9 @@ def write(
     image = image.copy(xres=dpi[0] / 25.4, yres=dpi[1] / 25.4)
     if metadata.dpi is not None:
         image.set_type(pyvips.GValue.gstr_type, "resolution-unit", "in")
+    sizes = {"exif-ifd0-ImageWidth": str(image.width), "exif-ifd0-ImageLength": str(rows)}
     for type_, name, value in metadata.fields:
-        image.set_type(type_, name, value)
+        image.set_type(type_, name, sizes.get(name, value))
     if image.get_typeof("exif-data"):
         image.set_type(pyvips.GValue.blob_type, "jpeg-thumbnail-data", b"")  # drops the thumbnail
     # without it libvips takes the orientation from the EXIF block, and the pixels would be turned twice
@@ -84,12 +86,13 @@ def write(
             if format == "bmp":
                 _write_bmp(partial, image, metadata, stamp)
             else:
-                target = pyvips.Target.new_to_file(str(partial))
                 saver = "heifsave" if format == "avif" else f"{format}save"
                 options = _save_options(image, format, quality, lossless)
-                getattr(image, f"{saver}_target")(target, **options)
+                getattr(image, f"{saver}_target")(target(partial), **options)
                 if format == "gif" and stamp is not None:
                     _add_gif_comment(partial, stamp)
+                if format == "png" and metadata.png_texts:
+                    add_texts(partial, metadata.png_texts)
     except pyvips.Error as error:
         raise ImageError(f"{path}: cannot be written ({reason(error)})") from error
     except OSError as error:

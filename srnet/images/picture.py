@@ -37,10 +37,12 @@ class Metadata:
     Attributes:
         fields: (type, name, value) of EXIF, XMP, IPTC, ICC profile and text, as libvips holds them.
         dpi: Pixels an inch, horizontal and vertical; None if the file does not say.
+        png_texts: Type and content of each chunk of text in a PNG.
     """
 
     fields: tuple[tuple[int, str, Any], ...] = ()
     dpi: tuple[float, float] | None = None
+    png_texts: tuple[tuple[bytes, bytes], ...] = ()
 
     @property
     def icc(self) -> bytes | None:
@@ -64,7 +66,8 @@ class Metadata:
         # what goes into GIF and BMP is converted to sRGB, so their lack of a profile costs nothing
         others = set(kinds.values()) - {"colour profile"}
         unheld = {"tiff": {"EXIF"}, "bmp": others, "gif": others}.get(format, set())
-        return ", ".join(kinds[name] for _, name, _ in self.fields if kinds.get(name) in unheld)
+        lost = [kinds[name] for _, name, _ in self.fields if kinds.get(name) in unheld]
+        return ", ".join(lost + ["text"] * (bool(self.png_texts) and format != "png"))
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Picture:
         metadata: Profile, EXIF and so on; the orientation is already applied.
         frames: Frames in the file; the pixels are those of the first unless there is an animation.
         animation: Set where the pixels hold all frames.
+        notes: What the file says and could not be taken over.
     """
 
     pixels: Pixels
@@ -98,3 +102,4 @@ class Picture:
     metadata: Metadata = Metadata()
     frames: int = 1
     animation: Animation | None = None
+    notes: tuple[str, ...] = ()
