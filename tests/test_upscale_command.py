@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from srnet.checkpoint import save_checkpoint, shipped_models
 from srnet.cli import main
 from srnet.config import NetworkConfig
 from srnet.images import encode
+from srnet.inference import Upscaler
 from srnet.network import SRNet
 
 
@@ -808,6 +810,37 @@ def test_an_encoder_that_needs_more_memory_than_is_free_is_refused_at_once(
     assert (code, err.count("\n")) == (2, 1)
     assert "webp is encoded in memory" in err
     assert upscale("a.png", "-t", "64")[0] == 0
+
+
+def test_a_folder_is_decoded_computed_and_encoded_at_the_same_time(upscale, picture, monkeypatch):
+    """The third image is decoded while the second is computed and the first encoded: each waits for the others."""
+    for name in "abcd":
+        picture(f"in/{name}.png")
+    together = threading.Barrier(3, timeout=60)
+    read, write, bands = files.decode.read, files.encode.write, Upscaler.bands
+    computed = []
+
+    def reads(path, *words, **options):
+        if path.name == "c.png":
+            together.wait()
+        return read(path, *words, **options)
+
+    def computes(*words):
+        computed.append(words)
+        if len(computed) == 2:
+            together.wait()
+        return bands(*words)
+
+    def writes(path, *words):
+        if path.name == "a_x2.png":
+            together.wait()
+        write(path, *words)
+
+    monkeypatch.setattr(files.decode, "read", reads)
+    monkeypatch.setattr(Upscaler, "bands", computes)
+    monkeypatch.setattr(files.encode, "write", writes)
+    code, out, err = upscale("in")
+    assert (code, out.count("\n")) == (0, 4), err
 
 
 @pytest.mark.parametrize("step", ["decode.read", "fit_format", "encode.write"])

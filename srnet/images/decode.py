@@ -239,6 +239,8 @@ def _unreadable(path: Path, kind: str, error: pyvips.Error) -> ImageError:
         return ImageError(
             f"{path}: a kind of {kind} that srnet cannot read ({said}); save it as PNG or as plain TIFF"
         )
+    if said.startswith("unable to"):  # another thread took the reason
+        return ImageError(f"{path}: damaged, cut short or of a kind that srnet cannot read")
     return ImageError(f"{path}: damaged or cut short ({said})")
 
 
