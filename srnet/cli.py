@@ -36,6 +36,8 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments: -") or "ignored explicit" in message:
+            message += "; put names that start with a dash after --"
         self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from srnet.atomic import is_partial, remove_leftovers
+from srnet.atomic import is_partial, remove_leftovers, temporary_file
 from srnet.errors import ConfigError, ImageError
 from srnet.images import decode, encode, formats
 from srnet.images.canvas import Canvas
@@ -231,9 +231,8 @@ def plan(
             f"{output} names one file, but there is a folder or {len(found)} images to put there; give a folder"
         )
     if output is not None and output.exists() and not output.is_dir():
-        raise ConfigError(
-            f"{output} is no folder; give a folder, or a new name such as {output}.png"
-        )
+        hint = f", or a name such as {output}.png" if single else ""
+        raise ConfigError(f"{output} is no folder; give a folder{hint}")
     targets: dict[Path, Path] = {}
     by_target = defaultdict(list)
     for source, relative in found:
@@ -409,10 +408,9 @@ def _read(
                 raise ImageError(
                     f"{path}: exists already; use --overwrite, --skip-existing or another -o"
                 )
-        job.target.parent.mkdir(parents=True, exist_ok=True)
         if job.target.parent not in swept:
+            _prepare(job.target.parent)
             swept.add(job.target.parent)
-            remove_leftovers(job.target.parent)
         # PNG and TIFF of photographs take about the raw size, and a large result is also kept raw while it is encoded
         need = size[0] * size[1] * 3 * 2
         _check_memory(job, format, size, header.frames if options.animated else 1)
@@ -427,6 +425,23 @@ def _read(
         return _Read(format, header, size, recipe, picture)
     except Exception as error:
         return Failure(job, _as_image_error(job, error))
+
+
+def _prepare(folder: Path) -> None:
+    """Makes a folder, deletes what killed runs left in it, and proves before computing that it can be written.
+
+    Raises:
+        ImageError: If it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        with temporary_file(folder, "") as probe:
+            probe.touch()
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ImageError(f"{folder}: no folder can be made there; give another -o") from error
+    except OSError as error:
+        raise ImageError(f"{folder}: {error.strerror}; give another -o") from error
 
 
 def _compute(

@@ -215,6 +215,13 @@ def test_names(upscale, picture, tmp_path, name, result):
     assert (tmp_path / result).is_file()
 
 
+@pytest.mark.parametrize("name", ["-photo.png", "-x.png"])
+def test_a_name_that_is_taken_for_an_option_says_the_way_out(upscale, name):
+    code, _, err = upscale(name)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "put names that start with a dash after --" in err
+
+
 def test_a_name_that_starts_with_a_dash(models, picture, upscale, tmp_path):
     picture("-x.png")
     assert upscale("-n", models[2], "--", "-x.png", model=None)[:2] == (0, "-x_x2.png\n")
@@ -915,6 +922,25 @@ def test_a_line_end_in_a_name_does_not_split_messages(upscale, picture, tmp_path
     assert r"error: bad\nname.png: not an image" in err
 
 
+def test_a_folder_that_cannot_be_written_is_known_before_computing(
+    upscale, picture, tmp_path, monkeypatch
+):
+    def denied(path, *words, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    picture("a.png")
+    monkeypatch.setattr(Path, "touch", denied)
+    monkeypatch.setattr(Upscaler, "bands", None)
+    code, out, err = upscale("a.png", "-o", "results")
+    assert (code, out, err) == (
+        2,
+        "",
+        "srnet: error: results: Permission denied; give another -o\n",
+    )
+    (tmp_path / "file").write_text("")
+    assert "file: no folder can be made there" in upscale("a.png", "-o", "file/b.png")[2]
+
+
 def test_a_name_too_long_says_the_way_out(upscale, picture):
     name = picture("x" * 250 + ".png").name
     code, _, err = upscale(name)
@@ -937,7 +963,7 @@ def test_a_fault_of_the_network_names_the_file(upscale, picture, tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="file descriptors are inherited differently on Windows")
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_streams_that_the_caller_closed_cost_nothing(models, picture, tmp_path, closed):
     picture("a.png")
     words = f'"$0" -m srnet upscale a.png -n "$1" {closed}'
