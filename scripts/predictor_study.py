@@ -113,14 +113,14 @@ def section(rows: Sequence[tuple[str, ...]], images: int, command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_section(path: Path, text: str) -> None:
+def write_section(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Puts the text between its markers in a document, which is made where it is missing."""
     old = path.read_text(encoding="utf-8") if path.exists() else TITLE
-    if BEGIN not in old or END not in old:
-        old = f"{old.rstrip()}\n\n{BEGIN}\n{END}\n"
-    before, rest = old.split(BEGIN, 1)
-    after = rest.split(END, 1)[1]
-    path.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
+    if begin not in old or end not in old:
+        old = f"{old.rstrip()}\n\n{begin}\n{end}\n"
+    before, rest = old.split(begin, 1)
+    after = rest.split(end, 1)[1]
+    path.write_text(f"{before}{begin}\n{text}{end}{after}", encoding="utf-8")
 
 
 def main() -> int:

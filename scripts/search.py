@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from predictor_study import lr_of
+from predictor_study import lr_of, write_section
 from torch import Tensor
 
 from srnet.attention import SparseAttention
@@ -177,8 +177,9 @@ def search(args: argparse.Namespace) -> None:
         if any(r["arm"] == arm and r["seed"] == args.seed for r in results(args.output)):
             print(f"{arm}, seed {args.seed}: already in {args.output}")
             continue
-        name = f"search_{arm}_{args.seed}"
         steps = round(args.steps * plain[0] / seconds[arm][0])
+        # with the length in it, since a run of the same name would be gone on with
+        name = f"search_{arm}_{args.seed}_{steps}"
         words = [
             *overrides(args, arm),
             f"name={name}",
@@ -217,9 +218,10 @@ def table(rows: list[dict[str, Any]], test: str) -> str:
     for row in sorted(rows, key=lambda row: -float(row["validation"])):
         arm = ARMS[row["arm"]]
         changes = " ".join(f"`{change}`" for change in arm.changes) or "none"
+        start = "-" if row["arm"] == "none" else arm.start
         lines.append(
             f"| {arm.title} | {row['seed']} | {row['steps']} | {row['step_time']:.2f} | "
-            f"{row['upscale_time']:.2f} | {row['validation']:.3f} | {row['test']:.3f} | {arm.start} | {changes} |"
+            f"{row['upscale_time']:.2f} | {row['validation']:.3f} | {row['test']:.3f} | {start} | {changes} |"
         )
     return (
         "\n".join(lines) + "\n\nStarts: " + "; ".join(f"{k}: {v}" for k, v in START.items()) + "."
@@ -251,10 +253,7 @@ def main() -> None:
     text = table(results(args.output), args.test.name)
     print(text)
     if args.table is not None:
-        before, _, rest = args.table.read_text(encoding="utf-8").partition(BEGIN)
-        args.table.write_text(
-            f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8"
-        )
+        write_section(args.table, f"{text}\n", BEGIN, END)
 
 
 if __name__ == "__main__":

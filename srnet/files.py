@@ -458,8 +458,7 @@ def _compute(
     scale = upscaler.scale
     canvas = stack.enter_context(Canvas(job.target.parent, width * scale, height * scale))
     with _about(job.source):
-        notes = _about_float(picture.pixels, read.format)
-    notes = [*picture.notes, *notes]
+        notes = [*picture.notes, *_about_float(picture.pixels, read.format)]
     count = len(picture.animation.delays) if picture.animation is not None else 1
     for index, frame in enumerate(np.split(picture.pixels, count)):
         show = progress and partial(_frame_progress, progress, index, count)
