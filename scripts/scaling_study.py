@@ -362,6 +362,7 @@ def build(variant: Variant, seed: int) -> SRNet:
                 variant,
                 config.embed_dim,
                 config.num_heads,
+                config.embed_dim // config.num_heads,
                 config.group_size,
                 config.region_size,
                 config.top_k,

@@ -109,7 +109,7 @@ def write_start(args: argparse.Namespace, arm: str) -> None:
     start = ARMS[arm].start
     with torch.no_grad():
         for layer in (m for m in network.modules() if isinstance(m, SparseAttention)):
-            dim, predictor_dim = layer.q.in_features, layer.predictor.out_features // 2
+            dim, predictor_dim = layer.q.out_features, layer.predictor.out_features // 2
             if start != "random":
                 layer.kv.weight[:dim] = layer.q.weight
                 layer.predictor.weight[predictor_dim:] = layer.predictor.weight[:predictor_dim]

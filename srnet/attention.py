@@ -246,7 +246,8 @@ class SparseAttention(nn.Module):
 
     Args:
         dim: Channels C.
-        num_heads: Heads; head_dim is C / num_heads.
+        num_heads: Heads H.
+        head_dim: Channels D of a head.
         group_size: Side g of a query group in pixels.
         region_size: Side r of the square of candidates in pixels.
         top_k: Keys K kept for a group.
@@ -258,6 +259,7 @@ class SparseAttention(nn.Module):
         self,
         dim: int,
         num_heads: int,
+        head_dim: int,
         group_size: int,
         region_size: int,
         top_k: int,
@@ -270,10 +272,10 @@ class SparseAttention(nn.Module):
         self.top_k = top_k
         self.predictor_slope = predictor_slope
         self.norm = nn.LayerNorm(dim)
-        self.q = nn.Linear(dim, dim, bias=False)
-        self.kv = nn.Linear(dim, 2 * dim, bias=False)
+        self.q = nn.Linear(dim, num_heads * head_dim, bias=False)
+        self.kv = nn.Linear(dim, 2 * num_heads * head_dim, bias=False)
         self.predictor = nn.Linear(dim, 2 * predictor_dim, bias=False)
-        self.out = nn.Linear(dim, dim)
+        self.out = nn.Linear(num_heads * head_dim, dim)
         self.slopes = alibi_slopes(num_heads)
         self.reset_parameters()
 

@@ -50,7 +50,9 @@ class NetworkConfig:
     attention_blocks: tuple[int, ...] = (1, 3, 5)
     """Blocks (counted from 0) that start with sparse attention; empty for none."""
     num_heads: int = 3
-    """Attention heads; embed_dim / num_heads is head_dim."""
+    """Attention heads."""
+    head_dim: int | None = None
+    """Channels of a head's queries, keys and values; none for embed_dim / num_heads."""
     group_size: int = 8
     """Side g of a query group in pixels; 1 selects keys for each query on its own."""
     region_size: int = 32
@@ -74,7 +76,9 @@ class NetworkConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"network.{name} is {getattr(self, name)}; use at least 1")
-        if self.embed_dim % self.num_heads:
+        if self.head_dim is not None and self.head_dim < 1:
+            raise ConfigError(f"network.head_dim is {self.head_dim}; use at least 1")
+        if self.head_dim is None and self.embed_dim % self.num_heads:
             near = self.num_heads * max(1, round(self.embed_dim / self.num_heads))
             raise ConfigError(
                 f"network.embed_dim {self.embed_dim} is not divisible by num_heads {self.num_heads}; "
@@ -293,7 +297,8 @@ class RunConfig:
     """Folder of run folders."""
     init_from: str | None = None
     """Checkpoint (name or file) to start the weights from. Only the upsampler (another scale) and attention layers
-    that the checkpoint does not have may start fresh, and the run says which did."""
+    that the checkpoint does not have may start fresh, only attention layers may be left out, and the run says which
+    did."""
 
     def __post_init__(self) -> None:
         if (

@@ -266,11 +266,11 @@ class _Layer:
     def __init__(self, layer: SparseAttention, x: Tensor) -> None:
         self.layer = layer
         self.normed = layer.norm(x.permute(0, 2, 3, 1))  # (1, H, W, C)
-        _, self.height, self.width, C = self.normed.shape
+        self.height, self.width = self.normed.shape[1:3]
         self.slopes = torch.as_tensor(layer.slopes, dtype=x.dtype, device=x.device)
         self.H = len(self.slopes)
-        self.D = C // self.H
         self.q = layer.q(self.normed)
+        self.D = self.q.shape[-1] // self.H
         self.kv = layer.kv(self.normed)
         self.relevance, self.index = layer.select(self.normed)  # (1, Y, X, K)
         self.Y, self.X = self.index.shape[1:3]

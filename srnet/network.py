@@ -51,6 +51,7 @@ class Block(nn.Module):
             SparseAttention(
                 config.embed_dim,
                 config.num_heads,
+                config.head_dim or config.embed_dim // config.num_heads,
                 config.group_size,
                 config.region_size,
                 config.top_k,

@@ -140,14 +140,14 @@ def test_scores_are_divided_by_the_root_of_head_dim() -> None:
 def layer(**changes: int) -> SparseAttention:
     torch.manual_seed(0)
     settings = {"group_size": 8, "region_size": 32, "top_k": 64, "predictor_dim": 8} | changes
-    module = SparseAttention(48, 3, predictor_slope=0.1, **settings)
+    module = SparseAttention(48, 3, 16, predictor_slope=0.1, **settings)
     torch.nn.init.normal_(module.out.weight, std=0.1)
     return module
 
 
 def test_starts_at_zero_with_unit_variance_q_and_k() -> None:
     torch.manual_seed(1)
-    module = SparseAttention(48, 3, 8, 32, 64, 8, 0.1)
+    module = SparseAttention(48, 3, 16, 8, 32, 64, 8, 0.1)
     x = torch.randn(2, 48, 24, 24) * 3 + torch.randn(48, 1, 1)
     assert module(x).abs().max() == 0
     normed = module.norm(x.permute(0, 2, 3, 1))

@@ -71,10 +71,13 @@ class RunResult:
     """Of this process among several."""
 
 
-def initialise_from(network: SRNet, weights: dict[str, Tensor], source: str) -> list[str]:
+def initialise_from(
+    network: SRNet, weights: dict[str, Tensor], source: str
+) -> tuple[list[str], list[str]]:
     """Copies weights of a related network.
 
-    Only the upsampler (another scale) and attention layers that the source does not have may stay fresh.
+    Only the upsampler (another scale) and attention layers that the source does not have may stay fresh, and only
+    whole attention layers may be left out.
 
     Args:
         network: Network to fill.
@@ -82,12 +85,18 @@ def initialise_from(network: SRNet, weights: dict[str, Tensor], source: str) -> 
         source: Name of the source for messages.
 
     Returns:
-        Names of the tensors that stay fresh.
+        Names of the tensors that stay fresh, and of those left out.
 
     Raises:
         CheckpointError: Any other tensor is missing, left over, or of another shape.
     """
     own = network.state_dict()
+    with_attention = {k.split(".attention.")[0] for k in own if ".attention." in k}
+    left_out = [
+        k
+        for k in weights
+        if ".attention." in k and k.split(".attention.")[0] not in with_attention
+    ]
     fresh = [
         k
         for k, v in own.items()
@@ -104,14 +113,14 @@ def initialise_from(network: SRNet, weights: dict[str, Tensor], source: str) -> 
                 f"{source}: {key} is {tuple(weights[key].shape)}, this network needs {tuple(own[key].shape)}; "
                 "use the same embed_dim and blocks"
             )
-    left_over = sorted(weights.keys() - own.keys())
+    left_over = sorted(weights.keys() - own.keys() - set(left_out))
     if left_over:
         raise CheckpointError(
             f"{source} has {len(left_over)} tensors that this network lacks, e.g. {left_over[0]}; "
-            "use the same num_blocks and attention_blocks"
+            "use the same num_blocks"
         )
     network.load_state_dict({k: own[k] if k in fresh else weights[k] for k in own})
-    return fresh
+    return fresh, left_out
 
 
 def collect(
@@ -275,10 +284,16 @@ def _silence(line: str) -> None:
 
 
 def _start_from(network: SRNet, source: str, report: Callable[[str], None]) -> None:
-    """Fills the network from a checkpoint and says which layers start fresh."""
-    fresh = initialise_from(network, load_checkpoint(source).network.state_dict(), source)
-    layers = dict.fromkeys(name.rsplit(".", 2 if ".attention." in name else 1)[0] for name in fresh)
-    report(f"weights from {source}; starting fresh: {', '.join(layers) or 'nothing'}")
+    """Fills the network from a checkpoint and says which layers start fresh and which are left out."""
+    fresh, left_out = initialise_from(network, load_checkpoint(source).network.state_dict(), source)
+    line = f"weights from {source}; starting fresh: {_layers(fresh) or 'nothing'}"
+    report(f"{line}; left out: {_layers(left_out)}" if left_out else line)
+
+
+def _layers(names: list[str]) -> str:
+    """The layers that these tensors belong to; an attention layer counts as one."""
+    layers = (name.rsplit(".", 2 if ".attention." in name else 1)[0] for name in names)
+    return ", ".join(dict.fromkeys(layers))
 
 
 def _fit(

@@ -176,7 +176,8 @@ def test_start_from_a_trunk_without_attention_and_of_another_scale(config_file: 
     source = config(config_file, "network.attention_blocks=[]", "network.scale=4").network
     target = SRNet(config(config_file).network)
     trunk = SRNet(source).state_dict()
-    fresh = initialise_from(target, trunk, "trunk")
+    fresh, left_out = initialise_from(target, trunk, "trunk")
+    assert left_out == []
     assert set(fresh) == {
         k for k in target.state_dict() if k.startswith("upsampler.") or ".attention." in k
     }
@@ -189,6 +190,19 @@ def test_start_from_a_trunk_without_attention_and_of_another_scale(config_file: 
     wider = SRNet(config(config_file, "network.embed_dim=16").network).state_dict()
     with pytest.raises(CheckpointError, match=r"head\.\w+ is \(16"):
         initialise_from(target, {k: wider[k] for k in sorted(wider)}, "wider")
+
+
+def test_start_leaves_attention_layers_out_that_the_network_lacks(config_file: Path) -> None:
+    source = SRNet(config(config_file, "network.attention_blocks=[0, 1]").network).state_dict()
+    target = SRNet(config(config_file, "network.attention_blocks=[1]").network)
+    fresh, left_out = initialise_from(target, source, "source")
+    assert fresh == []
+    assert set(left_out) == {k for k in source if k.startswith("blocks.0.attention.")}
+    assert all(torch.equal(v, source[k]) for k, v in target.state_dict().items())
+    del source["blocks.1.attention.q.weight"]
+    source["blocks.1.attention.query.weight"] = torch.zeros(1)
+    with pytest.raises(CheckpointError, match=r"lacks, e\.g\. blocks\.1\.attention\.query"):
+        initialise_from(target, source, "source")
 
 
 def test_command_refuses_a_wrong_key_at_once(config_file: Path) -> None:
