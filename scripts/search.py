@@ -1,14 +1,17 @@
-"""Compares network shapes on equal terms: same trunk, same data, same seed, same training time.
+"""Compares network shapes and recipes on equal terms: same start, same data, same seed, same training time.
 
     python scripts/search.py --trunk runs/trunk_x4/last.safetensors --train data/cid22 data/photos \
         --validation data/validation --test data/Urban100 --steps 1000 --arms none window sparse
+    python scripts/search.py --recipes --train data/cid22 data/photos \
+        --validation data/validation --test data/Urban100 --steps 2400 --arms muon adamw
 
-All arms start from one trained convolutional trunk; attention layers start as the identity, in one of three ways
-(see `START`). Time is what is equal, not steps: a training step of each arm is timed, interleaved with the others in
-one process, and an arm gets `--steps` times (step of the plain network / its own step) steps. Every run is
-`srnet train` and every score `srnet eval`; the commands are printed and kept. Results go to --output as JSON lines, one
-for each arm and seed; what is already there is not run again. --table FILE writes them as a table between the markers
-of a Markdown file.
+Shapes are compared from one trained convolutional trunk; their attention layers start as the identity, in one of
+three ways (see `START`). Recipes are compared from random weights, on the convolutions of `tiny`. Time is what is
+equal, not steps: a training step of each arm, from drawing patches to updating weights, is timed, interleaved with the
+others in one process, and an arm gets `--steps` times (step of the reference / its own step) steps; the reference is
+`none` or `muon`. Every run is `srnet train` and every score `srnet eval`; the commands are printed and kept. Results go
+to --output as JSON lines, one for each arm and seed; what is already there is not run again. --table FILE writes them
+as a table between the markers of a Markdown file.
 """
 
 from __future__ import annotations
@@ -25,21 +28,25 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from predictor_study import lr_of, write_section
 from torch import Tensor
 
 from srnet.attention import SparseAttention
 from srnet.checkpoint import load_checkpoint, save_checkpoint
 from srnet.config import load_config
+from srnet.datasets import sample_patches
 from srnet.network import SRNet
 from srnet.pairs import images_in
 from srnet.training.module import build_optimizer
+from srnet.training.run import collect
 
 CONFIG = "configs/small_x4_open.yaml"
+RECIPE_CONFIG = "configs/tiny_x4_open.yaml"
 
 
 class Arm(NamedTuple):
-    """One network shape and how its attention layers start."""
+    """One network shape and how its attention layers start, or one recipe."""
 
     title: str
     changes: tuple[str, ...] = ()
@@ -60,30 +67,47 @@ ARMS = {
     "similar-1": Arm(
         "top-64 of 32x32, one layer", ("network.attention_blocks=[3]",), start="similar"
     ),
+    "thin-1": Arm(
+        "top-64 of 32x32, one layer of one head of 16 channels",
+        ("network.attention_blocks=[3]", "network.num_heads=1", "network.head_dim=16"),
+        "similar",
+    ),
     "similar-k32": Arm("top-32 of 32x32, three layers", ("network.top_k=32",), "similar"),
     "similar-wide": Arm("top-64 of 48x48, three layers", ("network.region_size=48",), "similar"),
+}
+RECIPES = {
+    "muon": Arm("Muon, rate 2.5e-3, 16 patches of 32x32"),
+    "muon-5e-3": Arm("Muon, rate 5e-3", ("optim.learning_rate=5e-3",)),
+    "adamw": Arm("AdamW, rate 1e-3", ("optim.optimizer=adamw", "optim.learning_rate=1e-3")),
+    "adamw-2e-3": Arm("AdamW, rate 2e-3", ("optim.optimizer=adamw", "optim.learning_rate=2e-3")),
+    "batch-8": Arm("8 patches of 32x32", ("data.batch_size=8",)),
+    "patch-48": Arm("7 patches of 48x48", ("data.patch_size=48", "data.batch_size=7")),
+    "informative": Arm("worst of 4 places for each patch", ("data.informative=4",)),
 }
 START = {
     "random": "queries and keys by independent orthogonal projections",
     "similar": "keys projected as queries, so that similar pixels attend to each other",
     "centred": "as similar, and the norm takes the mean and deviation of each channel over training images away",
 }
-BEGIN, END = "<!-- search: begin -->", "<!-- search: end -->"
 
 
-def overrides(args: argparse.Namespace, arm: str) -> list[str]:
-    """The words that make an arm's run of the configuration, but for its name and number of steps."""
-    return [
-        *ARMS[arm].changes,
-        f"init_from={args.output.parent / f'start_{arm}_{args.seed}.safetensors'}",
+def settings(args: argparse.Namespace, arm: str) -> list[str]:
+    """The words that make an arm's run of the configuration, but for its name, length and first weights."""
+    common = [
         f"data.train=[{','.join(map(str, args.train))}]",
         f"data.validation.validation={args.validation}",
         f"data.cache_dir={args.output.parent / 'cache'}",
+        f"trainer.seed={args.seed}",
+        f"output_dir={args.output.parent}",
+    ]
+    if args.recipes:
+        return [*common, "network.attention_blocks=[]", *RECIPES[arm].changes]
+    return [
+        *common,
         f"data.patch_size={args.patch_size}",
         f"data.batch_size={args.batch_size}",
         f"optim.learning_rate={args.rate}",
-        f"trainer.seed={args.seed}",
-        f"output_dir={args.output.parent}",
+        *ARMS[arm].changes,
     ]
 
 
@@ -99,10 +123,10 @@ def features(network: SRNet, layer: SparseAttention, folders: Sequence[Path]) ->
     return torch.cat([out.flatten(0, -2) for out in got])
 
 
-def write_start(args: argparse.Namespace, arm: str) -> None:
-    """Writes the trunk with the arm's attention layers, which change nothing yet, as the run's first weights."""
+def write_start(args: argparse.Namespace, arm: str) -> Path:
+    """Writes the trunk with the arm's attention layers, which change nothing yet: the run's first weights."""
     trunk = load_checkpoint(args.trunk)
-    config = load_config(CONFIG, tuple(overrides(args, arm)))
+    config = load_config(CONFIG, tuple(settings(args, arm)))
     torch.manual_seed(args.seed)
     network = SRNet(config.network)
     network.load_state_dict({**network.state_dict(), **trunk.network.state_dict()})
@@ -117,29 +141,39 @@ def write_start(args: argparse.Namespace, arm: str) -> None:
                 normed = features(network, layer, args.train)
                 layer.norm.weight.copy_(1 / normed.std(0))
                 layer.norm.bias.copy_(-normed.mean(0) / normed.std(0))
+    path: Path = args.output.parent / f"start_{arm}_{args.seed}.safetensors"
     save_checkpoint(
-        args.output.parent / f"start_{arm}_{args.seed}.safetensors",
+        path,
         network,
         metrics={},
         data=trunk.metadata["data"],
         license=trunk.metadata["license"],
         commit=trunk.metadata["commit"],
     )
+    return path
 
 
 def time_steps(args: argparse.Namespace, rounds: int = 7) -> dict[str, tuple[float, float]]:
     """Seconds of a training step, and of upscaling 256x256 pixels: medians over interleaved rounds, by arm."""
-    configs = {arm: load_config(CONFIG, tuple(overrides(args, arm))) for arm in args.arms}
+    configs = {arm: load_config(args.config, tuple(settings(args, arm))) for arm in args.arms}
     networks = {arm: SRNet(config.network) for arm, config in configs.items()}
     optimizers = {arm: build_optimizer(networks[arm], configs[arm].optim) for arm in args.arms}
-    lr = torch.rand(args.batch_size, 3, args.patch_size, args.patch_size)
+    packed, _ = collect(configs[args.arms[0]], print)
     image = torch.rand(1, 3, 256, 256).contiguous(memory_format=torch.channels_last)
     seconds: dict[str, tuple[list[float], list[float]]] = {arm: ([], []) for arm in args.arms}
     for _ in range(rounds):
         for arm, network in networks.items():
+            data = configs[arm].data
             start = time.perf_counter()
+            lr, hr = sample_patches(
+                packed,
+                data.batch_size,
+                data.patch_size,
+                torch.Generator(),
+                informative=data.informative,
+            )
             optimizers[arm].zero_grad()
-            network(lr).abs().mean().backward()
+            F.l1_loss(network(lr / 255), hr / 255).backward()
             optimizers[arm].step()
             middle = time.perf_counter()
             with torch.inference_mode():
@@ -172,25 +206,26 @@ def results(path: Path) -> list[dict[str, Any]]:
 def search(args: argparse.Namespace) -> None:
     """Runs the arms that the results lack."""
     seconds = time_steps(args)
-    plain = seconds["none"]
+    reference = seconds[args.arms[0]]
     for arm in args.arms:
         if any(r["arm"] == arm and r["seed"] == args.seed for r in results(args.output)):
             print(f"{arm}, seed {args.seed}: already in {args.output}")
             continue
-        steps = round(args.steps * plain[0] / seconds[arm][0])
+        steps = round(args.steps * reference[0] / seconds[arm][0])
         # with the length in it, since a run of the same name would be gone on with
         name = f"search_{arm}_{args.seed}_{steps}"
         words = [
-            *overrides(args, arm),
+            *settings(args, arm),
             f"name={name}",
             f"trainer.max_steps={steps}",
             f"trainer.val_every_n_steps={max(1, steps // 3)}",
             f"optim.decay_steps={round(args.decay * steps)}",
             "optim.warmup_steps=50",
         ]
-        write_start(args, arm)
+        if not args.recipes:
+            words.append(f"init_from={write_start(args, arm)}")
         start = time.perf_counter()
-        run(["srnet", "train", CONFIG, *words])
+        run(["srnet", "train", args.config, *words])
         minutes = (time.perf_counter() - start) / 60
         weights = args.output.parent / name / "last.safetensors"
         row = {
@@ -198,8 +233,8 @@ def search(args: argparse.Namespace) -> None:
             "seed": args.seed,
             "steps": steps,
             "minutes": round(minutes, 1),
-            "step_time": round(seconds[arm][0] / plain[0], 2),
-            "upscale_time": round(seconds[arm][1] / plain[1], 2),
+            "step_time": round(seconds[arm][0] / reference[0], 2),
+            "upscale_time": round(seconds[arm][1] / reference[1], 2),
             "validation": round(score(args, weights, args.validation), 3),
             "test": round(score(args, weights, args.test), 3),
         }
@@ -208,21 +243,24 @@ def search(args: argparse.Namespace) -> None:
         print(json.dumps(row), flush=True)
 
 
-def table(rows: list[dict[str, Any]], test: str) -> str:
+def table(rows: list[dict[str, Any]], test: str, recipes: bool) -> str:
     """Markdown, best first."""
+    config, arms = (RECIPE_CONFIG, RECIPES) if recipes else (CONFIG, ARMS)
     lines = [
-        "| network | seed | steps | step time | upscaling time | validation "
-        f"| {test} | start | changes to `{CONFIG}` |",
+        f"| {'recipe' if recipes else 'network'} | seed | steps | step time | upscaling time | validation "
+        f"| {test} | start | changes to `{config}` |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in sorted(rows, key=lambda row: -float(row["validation"])):
-        arm = ARMS[row["arm"]]
+        arm = arms[row["arm"]]
         changes = " ".join(f"`{change}`" for change in arm.changes) or "none"
-        start = "-" if row["arm"] == "none" else arm.start
+        start = "-" if recipes or row["arm"] == "none" else arm.start
         lines.append(
             f"| {arm.title} | {row['seed']} | {row['steps']} | {row['step_time']:.2f} | "
             f"{row['upscale_time']:.2f} | {row['validation']:.3f} | {row['test']:.3f} | {start} | {changes} |"
         )
+    if recipes:
+        return "\n".join(lines)
     return (
         "\n".join(lines) + "\n\nStarts: " + "; ".join(f"{k}: {v}" for k, v in START.items()) + "."
     )
@@ -233,27 +271,38 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--trunk", required=True, help="checkpoint without attention")
+    parser.add_argument("--recipes", action="store_true", help="compare recipes, not shapes")
+    parser.add_argument("--trunk", help="checkpoint without attention, for shapes")
     parser.add_argument("--train", type=Path, nargs="+", required=True)
     parser.add_argument("--validation", type=Path, required=True)
     parser.add_argument("--test", type=Path, required=True, help="a folder for the second score")
-    parser.add_argument("--steps", type=int, default=1000, help="of the network without attention")
+    parser.add_argument("--steps", type=int, default=1000, help="of the reference")
     parser.add_argument("--decay", type=float, default=0.5, help="share of steps with falling rate")
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--patch-size", type=int, default=48)
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=1e-3, help="for shapes")
+    parser.add_argument("--patch-size", type=int, default=48, help="for shapes")
+    parser.add_argument("--batch-size", type=int, default=8, help="for shapes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=["none", "window", "sparse"])
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, *RECIPES])
     parser.add_argument("--output", type=Path, default=Path("runs/search/results.jsonl"))
     parser.add_argument("--table", type=Path, help="Markdown file with the two markers")
     args = parser.parse_args()
-    args.arms = list(dict.fromkeys(["none", *args.arms]))
+    if not args.recipes and args.trunk is None:
+        parser.error("shapes are compared from a --trunk")
+    args.config, known = (RECIPE_CONFIG, RECIPES) if args.recipes else (CONFIG, ARMS)
+    wrong = [arm for arm in args.arms or () if arm not in known]
+    if wrong:
+        parser.error(
+            f"{wrong[0]} is no {'recipe' if args.recipes else 'shape'}: {', '.join(known)}"
+        )
+    args.arms = list(dict.fromkeys([next(iter(known)), *(args.arms or known)]))
     args.output.parent.mkdir(parents=True, exist_ok=True)
     search(args)
-    text = table(results(args.output), args.test.name)
+    text = table(results(args.output), args.test.name, args.recipes)
     print(text)
     if args.table is not None:
-        write_section(args.table, f"{text}\n", BEGIN, END)
+        section = "recipes" if args.recipes else "search"
+        begin, end = (f"<!-- {section}: {word} -->" for word in ("begin", "end"))
+        write_section(args.table, f"{text}\n", begin, end)
 
 
 if __name__ == "__main__":
