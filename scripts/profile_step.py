@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -29,7 +28,7 @@ from srnet.diagnostics import examine
 from srnet.network import SRNet
 from srnet.training.datamodule import PatchBatches
 from srnet.training.health import layer_metrics
-from srnet.training.module import build_optimizer
+from srnet.training.module import build_optimizer, restoration_loss
 from srnet.training.run import collect
 
 
@@ -101,7 +100,7 @@ def measure(config: RunConfig, steps: int, report: Callable[[str], None]) -> dic
             lr, hr = (t.to(device).float().div_(255) for t in next(batches))
         lr.requires_grad_()  # or the backward pass of the first convolution would not be seen
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            loss = F.l1_loss(network(lr).float(), hr)
+            loss = restoration_loss(network(lr).float(), hr, config.optim.loss)
         loss.backward()
         with clock.part("optimiser"):
             optimizer.step()

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from predictor_study import lr_of, write_section
 from torch import Tensor
 
@@ -38,7 +37,7 @@ from srnet.config import load_config
 from srnet.datasets import sample_patches
 from srnet.network import SRNet
 from srnet.pairs import images_in
-from srnet.training.module import build_optimizer
+from srnet.training.module import build_optimizer, restoration_loss
 from srnet.training.run import collect
 
 CONFIG = "configs/small_x4_open.yaml"
@@ -82,6 +81,8 @@ RECIPES = {
     "adamw-2e-3": Arm("AdamW, rate 2e-3", ("optim.optimizer=adamw", "optim.learning_rate=2e-3")),
     "batch-8": Arm("8 patches of 32x32", ("data.batch_size=8",)),
     "patch-48": Arm("7 patches of 48x48", ("data.patch_size=48", "data.batch_size=7")),
+    "mse": Arm("mean squared error", ("optim.loss=mse",)),
+    "fft": Arm("mean absolute error plus 0.05 of the spectrum's", ("optim.loss=l1+fft",)),
     "informative": Arm("worst of 4 places for each patch", ("data.informative=4",)),
 }
 START = {
@@ -173,7 +174,7 @@ def time_steps(args: argparse.Namespace, rounds: int = 7) -> dict[str, tuple[flo
                 informative=data.informative,
             )
             optimizers[arm].zero_grad()
-            F.l1_loss(network(lr / 255), hr / 255).backward()
+            restoration_loss(network(lr / 255), hr / 255, configs[arm].optim.loss).backward()
             optimizers[arm].step()
             middle = time.perf_counter()
             with torch.inference_mode():

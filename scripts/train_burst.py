@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from srnet.atomic import atomic_output, remove_leftovers
@@ -243,6 +242,8 @@ def train(
     Raises:
         DataError: The loss is not finite; the last saved state is kept.
     """
+    from srnet.training.module import restoration_loss
+
     device = images.lr.device
     half = has_native_bf16(device.type)
     network: Callable[[Tensor], Tensor] = (
@@ -280,7 +281,7 @@ def train(
             lr = lr.contiguous(memory_format=torch.channels_last)
         with torch.autocast(device.type, torch.bfloat16, enabled=half):
             sr = network(lr)
-        loss = F.l1_loss(sr.float(), hr)
+        loss = restoration_loss(sr.float(), hr, config.optim.loss)
         burst.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         burst.optimizer.step()

@@ -9,7 +9,7 @@ from srnet.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
 SMOKE = Path(__file__).parents[1] / "configs" / "smoke.yaml"
-LIMITS = {"tiny": 150_000, "small": 456_000, "base": 900_000, "large": 13_000_000}
+LIMITS = {"tiny": 140_000, "small": 456_000, "base": 800_000, "large": 13_000_000}
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
@@ -50,6 +50,7 @@ def test_overrides_replace_single_values() -> None:
         ("network.scal=2", "network.scal"),
         ("network.scale=5", "network.scale: Input should be 2, 3 or 4, got 5"),
         ("network.num_heads=7", "embed_dim 24 is not divisible by num_heads 7"),
+        ("network.head_dim=0", "head_dim is 0; use at least 1"),
         ("network.region_size=25", "region_size 25 cannot be centred on a group of 8"),
         ("network.attention_blocks=[3]", "block 3, but the blocks are 0 to 2"),
         ("optim.learning_rate=0", "learning_rate is 0.0"),

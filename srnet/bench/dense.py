@@ -124,7 +124,16 @@ def operator_layers(channels: int = 64, heads: int = 4) -> dict[str, SparseAtten
 
     def make(kind: type[SparseAttention], group: int, region: int, top_k: int) -> SparseAttention:
         torch.manual_seed(0)
-        return kind(channels, heads, group, region, top_k, predictor_dim=8, predictor_slope=0.1)
+        return kind(
+            channels,
+            heads,
+            channels // heads,
+            group,
+            region,
+            top_k,
+            predictor_dim=8,
+            predictor_slope=0.1,
+        )
 
     parts = make(DenseAttention, 8, 32, 1024)
     assert isinstance(parts, DenseAttention)

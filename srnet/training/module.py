@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +42,25 @@ def learning_rate_factor(step: int, max_steps: int, optim: OptimConfig) -> float
     left = max_steps - step
     fall = min(1.0, max(left, 1) / optim.decay_steps) if optim.decay_steps else 1.0
     return rise * fall
+
+
+def restoration_loss(sr: Tensor, hr: Tensor, kind: Literal["l1", "mse", "l1+fft"]) -> Tensor:
+    """What training makes small.
+
+    Args:
+        sr: Enlarged patches (B, 3, H, W), float32, about [0, 1].
+        hr: True patches, of the same shape.
+        kind: As in ``OptimConfig.loss``; the spectrum's part is that of SAFMN (Sun et al., ICCV 2023).
+
+    Returns:
+        The loss, a scalar.
+    """
+    if kind == "mse":
+        return F.mse_loss(sr, hr)
+    loss = F.l1_loss(sr, hr)
+    if kind == "l1+fft":
+        loss = loss + 0.05 * torch.view_as_real(torch.fft.fft2(sr - hr)).abs().mean()
+    return loss
 
 
 def build_optimizer(network: SRNet, optim: OptimConfig) -> torch.optim.Optimizer:
@@ -80,7 +99,7 @@ def build_optimizer(network: SRNet, optim: OptimConfig) -> torch.optim.Optimizer
 
 
 class SRModule(LightningModule):
-    """Trains an SRNet with an L1 loss on uint8 patch pairs; validates with PSNR-Y and SSIM-Y on whole images.
+    """Trains an SRNet on uint8 patch pairs; validates with PSNR-Y and SSIM-Y on whole images.
 
     Args:
         config: The run.
@@ -111,7 +130,7 @@ class SRModule(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Batch is uint8 LR (B, 3, p, p) and HR (B, 3, p * scale, p * scale)."""
         lr, hr = (t.float().div_(255) for t in batch)
-        loss = F.l1_loss(self._forward(lr).float(), hr)
+        loss = restoration_loss(self._forward(lr).float(), hr, self.config.optim.loss)
         self.log("train/loss", loss, prog_bar=True, sync_dist=self.trainer.world_size > 1)
         return loss
 

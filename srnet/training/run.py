@@ -93,9 +93,7 @@ def initialise_from(
     own = network.state_dict()
     with_attention = {k.split(".attention.")[0] for k in own if ".attention." in k}
     left_out = [
-        k
-        for k in weights
-        if ".attention." in k and k.split(".attention.")[0] not in with_attention
+        k for k in weights if ".attention." in k and k.split(".attention.")[0] not in with_attention
     ]
     fresh = [
         k

@@ -1,11 +1,12 @@
 """The schedule, the optimiser's groups and the training step."""
 
+import numpy as np
 import pytest
 import torch
 
 from srnet.config import NetworkConfig, OptimConfig
 from srnet.network import SRNet
-from srnet.training.module import build_optimizer, learning_rate_factor
+from srnet.training.module import build_optimizer, learning_rate_factor, restoration_loss
 
 NETWORK = NetworkConfig(
     scale=2, embed_dim=16, num_blocks=2, num_heads=2, attention_blocks=(1,), top_k=8
@@ -50,3 +51,15 @@ def test_a_few_steps_reduce_the_loss(name: str) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_losses_are_those_of_numpy() -> None:
+    torch.manual_seed(0)
+    sr, hr = torch.rand(2, 2, 3, 6, 8).double()
+    difference = (sr - hr).numpy()
+    spectrum = np.fft.fft2(difference)
+    l1 = np.abs(difference).mean()
+    both = np.abs([spectrum.real, spectrum.imag]).mean()
+    assert restoration_loss(sr, hr, "l1").item() == pytest.approx(l1)
+    assert restoration_loss(sr, hr, "mse").item() == pytest.approx((difference**2).mean())
+    assert restoration_loss(sr, hr, "l1+fft").item() == pytest.approx(l1 + 0.05 * both)
