@@ -1,12 +1,12 @@
 """Compares network shapes and recipes on equal terms: same start, same data, same seed, same training time.
 
     python scripts/search.py --trunk runs/trunk_x4/last.safetensors --train data/cid22 data/photos \
-        --validation data/validation --test data/Urban100 --steps 1000 --arms none window sparse
+        --validation data/validation --test data/Urban100 --steps 1000 --arms none window similar
     python scripts/search.py --recipes --train data/cid22 data/photos \
         --validation data/validation --test data/Urban100 --steps 2400 --arms muon adamw
 
-Shapes are compared from one trained convolutional trunk; their attention layers start as the identity, in one of
-three ways (see `START`). Recipes are compared from random weights, on the convolutions of `tiny`. Time is what is
+Shapes are compared from one trained convolutional trunk, to which their attention layers are added as the identity.
+Recipes, and width against depth, are compared from random weights, on the convolutions of `tiny`. Time is what is
 equal, not steps: a training step of each arm, from drawing patches to updating weights, is timed, interleaved with the
 others in one process, and an arm gets `--steps` times (step of the reference / its own step) steps; the reference is
 `none` or `muon`. Every run is `srnet train` and every score `srnet eval`; the commands are printed and kept. Results go
@@ -23,20 +23,17 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from predictor_study import lr_of, write_section
-from torch import Tensor
+from predictor_study import write_section
 
 from srnet.attention import SparseAttention
 from srnet.checkpoint import load_checkpoint, save_checkpoint
 from srnet.config import load_config
 from srnet.datasets import sample_patches
 from srnet.network import SRNet
-from srnet.pairs import images_in
 from srnet.training.module import build_optimizer, restoration_loss
 from srnet.training.run import collect
 
@@ -50,29 +47,25 @@ class Arm(NamedTuple):
     title: str
     changes: tuple[str, ...] = ()
     """What it changes in the configuration."""
-    start: Literal["random", "similar", "centred"] = "random"
+    similar: bool = False
+    """Keys start as the queries, so that similar pixels attend to each other; else they are projected on their own."""
 
 
+THREE = "network.attention_blocks=[1, 3, 5]"
+ONE = "network.attention_blocks=[3]"
 ARMS = {
     "none": Arm("no attention", ("network.attention_blocks=[]",)),
     "window": Arm(
-        "8x8 windows: all 64 pixels of the group's own square",
-        ("network.region_size=8", "network.top_k=64"),
+        "8x8 windows, the group's own 64 pixels, three layers",
+        (THREE, "network.region_size=8", "network.top_k=64"),
     ),
-    "window-similar": Arm("8x8 windows", ("network.region_size=8", "network.top_k=64"), "similar"),
-    "sparse": Arm("top-64 of 32x32, three layers"),
-    "similar": Arm("top-64 of 32x32, three layers", start="similar"),
-    "centred": Arm("top-64 of 32x32, three layers", start="centred"),
-    "similar-1": Arm(
-        "top-64 of 32x32, one layer", ("network.attention_blocks=[3]",), start="similar"
-    ),
+    "similar": Arm("top-64 of 32x32, three layers", (THREE,), similar=True),
+    "similar-1": Arm("top-64 of 32x32, one layer", (ONE,), similar=True),
     "thin-1": Arm(
-        "top-64 of 32x32, one layer of one head of 16 channels",
-        ("network.attention_blocks=[3]", "network.num_heads=1", "network.head_dim=16"),
-        "similar",
+        "top-64 of 32x32, one layer, one head of 16 channels",
+        (ONE, "network.num_heads=1", "network.head_dim=16"),
+        similar=True,
     ),
-    "similar-k32": Arm("top-32 of 32x32, three layers", ("network.top_k=32",), "similar"),
-    "similar-wide": Arm("top-64 of 48x48, three layers", ("network.region_size=48",), "similar"),
 }
 RECIPES = {
     "muon": Arm("Muon, rate 2.5e-3, 16 patches of 32x32"),
@@ -84,11 +77,10 @@ RECIPES = {
     "mse": Arm("mean squared error", ("optim.loss=mse",)),
     "fft": Arm("mean absolute error plus 0.05 of the spectrum's", ("optim.loss=l1+fft",)),
     "informative": Arm("worst of 4 places for each patch", ("data.informative=4",)),
-}
-START = {
-    "random": "queries and keys by independent orthogonal projections",
-    "similar": "keys projected as queries, so that similar pixels attend to each other",
-    "centred": "as similar, and the norm takes the mean and deviation of each channel over training images away",
+    "wide": Arm(
+        "40 channels, 8 convolutions", ("network.embed_dim=40", "network.convs_per_block=2")
+    ),
+    "deep": Arm("24 channels, 21 convolutions", ("network.embed_dim=24", "network.num_blocks=7")),
 }
 
 
@@ -112,18 +104,6 @@ def settings(args: argparse.Namespace, arm: str) -> list[str]:
     ]
 
 
-def features(network: SRNet, layer: SparseAttention, folders: Sequence[Path]) -> Tensor:
-    """What a layer's norm gives for the pixels of a few training images, (pixels, C)."""
-    paths = [path for folder in folders for path in images_in(folder).values()][::20]
-    got: list[Tensor] = []
-    hook = layer.norm.register_forward_hook(lambda _module, _input, out: got.append(out))
-    with torch.inference_mode():
-        for path in paths:
-            network(lr_of(path, network.scale, side=64))
-    hook.remove()
-    return torch.cat([out.flatten(0, -2) for out in got])
-
-
 def write_start(args: argparse.Namespace, arm: str) -> Path:
     """Writes the trunk with the arm's attention layers, which change nothing yet: the run's first weights."""
     trunk = load_checkpoint(args.trunk)
@@ -131,17 +111,12 @@ def write_start(args: argparse.Namespace, arm: str) -> Path:
     torch.manual_seed(args.seed)
     network = SRNet(config.network)
     network.load_state_dict({**network.state_dict(), **trunk.network.state_dict()})
-    start = ARMS[arm].start
-    with torch.no_grad():
-        for layer in (m for m in network.modules() if isinstance(m, SparseAttention)):
-            dim, predictor_dim = layer.q.out_features, layer.predictor.out_features // 2
-            if start != "random":
-                layer.kv.weight[:dim] = layer.q.weight
-                layer.predictor.weight[predictor_dim:] = layer.predictor.weight[:predictor_dim]
-            if start == "centred":
-                normed = features(network, layer, args.train)
-                layer.norm.weight.copy_(1 / normed.std(0))
-                layer.norm.bias.copy_(-normed.mean(0) / normed.std(0))
+    if ARMS[arm].similar:
+        with torch.no_grad():
+            for layer in (m for m in network.modules() if isinstance(m, SparseAttention)):
+                layer.kv.weight.chunk(2)[0].copy_(layer.q.weight)
+                query, key = layer.predictor.weight.chunk(2)
+                key.copy_(query)
     path: Path = args.output.parent / f"start_{arm}_{args.seed}.safetensors"
     save_checkpoint(
         path,
@@ -249,22 +224,18 @@ def table(rows: list[dict[str, Any]], test: str, recipes: bool) -> str:
     config, arms = (RECIPE_CONFIG, RECIPES) if recipes else (CONFIG, ARMS)
     lines = [
         f"| {'recipe' if recipes else 'network'} | seed | steps | step time | upscaling time | validation "
-        f"| {test} | start | changes to `{config}` |",
+        f"| {test} | similar start | changes to `{config}` |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in sorted(rows, key=lambda row: -float(row["validation"])):
         arm = arms[row["arm"]]
         changes = " ".join(f"`{change}`" for change in arm.changes) or "none"
-        start = "-" if recipes or row["arm"] == "none" else arm.start
         lines.append(
             f"| {arm.title} | {row['seed']} | {row['steps']} | {row['step_time']:.2f} | "
-            f"{row['upscale_time']:.2f} | {row['validation']:.3f} | {row['test']:.3f} | {start} | {changes} |"
+            f"{row['upscale_time']:.2f} | {row['validation']:.3f} | {row['test']:.3f} | "
+            f"{'yes' if arm.similar else '-'} | {changes} |"
         )
-    if recipes:
-        return "\n".join(lines)
-    return (
-        "\n".join(lines) + "\n\nStarts: " + "; ".join(f"{k}: {v}" for k, v in START.items()) + "."
-    )
+    return "\n".join(lines)
 
 
 def main() -> None:

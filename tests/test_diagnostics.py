@@ -155,9 +155,10 @@ def test_a_trained_layer_that_adds_nothing_is_named(lr):
     assert "idle" in faults(network(), lr, fresh=False)[0]
 
 
-def test_statistics_equal_a_plain_count(lr):
+@pytest.mark.parametrize("D", [16, 9], ids=["C / H", "of its own"])
+def test_statistics_equal_a_plain_count(lr, D):
     """One layer, 12 x 11 pixels, so that groups are cut by the border; every number query by query."""
-    net = network(attention_blocks=(0,), top_k=60)
+    net = network(attention_blocks=(0,), top_k=60, head_dim=D)
     image = lr[:, :, :12, :11]
     s = examine(net, image)[0].statistics
     layer = attention_layers(net)["blocks.0.attention"]
@@ -166,8 +167,8 @@ def test_statistics_equal_a_plain_count(lr):
     with torch.no_grad():
         net(image)
         normed = layer.norm(kept["x"].permute(0, 2, 3, 1))
-        q = layer.q(normed)[0].reshape(12, 11, 2, 16)
-        k, v = (t.reshape(12, 11, 2, 16) for t in layer.kv(normed)[0].chunk(2, -1))
+        q = layer.q(normed)[0].reshape(12, 11, 2, D)
+        k, v = (t.reshape(12, 11, 2, D) for t in layer.kv(normed)[0].chunk(2, -1))
         relevance, index = layer.select(normed)
         pq, pk = (t.reshape(12, 11, 8) for t in layer.predictor(normed)[0].chunk(2, -1))
     scores, largest, entropies, distances = [], [], [], []
@@ -204,7 +205,9 @@ def test_statistics_equal_a_plain_count(lr):
             for y, x in pixels:
                 for h in range(2):
                     slope = 2.0 ** (-4 * (h + 1))
-                    raw = torch.tensor([float(q[y, x, h] @ k[a, b, h]) / 4 for a, b, _ in keys])
+                    raw = torch.tensor(
+                        [float(q[y, x, h] @ k[a, b, h]) * D**-0.5 for a, b, _ in keys]
+                    )
                     far = torch.tensor([math.dist((y, x), (a, b)) for a, b, _ in keys])
                     p = (raw + torch.tensor([c for *_, c in keys]) - slope * far).softmax(0)
                     if h == 0:
@@ -212,7 +215,7 @@ def test_statistics_equal_a_plain_count(lr):
                         largest.append(float(p.max()))
                         entropies.append(float(-(p * p.log()).sum()) / math.log(len(keys)))
                         distances.append(float((p * far).sum()))
-                    every = torch.stack([q[y, x, h] @ k[a, b, h] / 4 for a, b in square])
+                    every = torch.stack([q[y, x, h] @ k[a, b, h] * D**-0.5 for a, b in square])
                     away = torch.tensor([math.dist((y, x), place) for place in square])
                     mass += (every - slope * away).softmax(0)
                     own += (every - slope * away + relevance_of).softmax(0)
@@ -228,7 +231,7 @@ def test_statistics_equal_a_plain_count(lr):
             held["nearest"] += float(mass[[square.index(p) for p in ordered[:60]]].sum())
             held["chance"] += float(mass.sum()) * min(60, len(square)) / len(square)
     head = s.heads[0]
-    assert s.scale == pytest.approx(0.25, rel=1e-3)
+    assert s.scale == pytest.approx(D**-0.5, rel=1e-3)
     assert s.scale_misfit < 1e-4
     assert head.score_std == pytest.approx(float(torch.tensor(scores).std()), rel=1e-3)
     assert head.largest_probability == pytest.approx(sum(largest) / 132, rel=1e-3)
