@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from multiprocessing.queues import Queue
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +125,7 @@ def run(folder: Path, count: int, seed: int, current: Path) -> Counter[str]:
     return outcomes
 
 
-def _work(folder: str, count: int, seed: int, current: str, queue: object) -> None:
+def _work(folder: str, count: int, seed: int, current: str, queue: Queue[Counter[str]]) -> None:
     queue.put(run(Path(folder), count, seed, Path(current)))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +53,7 @@ def inputs(folder: Path) -> dict[str, Path]:
     xmp = b"<x:xmpmeta xmlns:x='adobe:ns:meta/'></x:xmpmeta>"
     made: dict[str, Path] = {}
 
-    def pillow(name: str, image: Image.Image, suffix: str, **options: object) -> None:
+    def pillow(name: str, image: Image.Image, suffix: str, **options: Any) -> None:
         made[name] = folder / f"{len(made)}.{suffix}"
         image.save(made[name], **options)
 

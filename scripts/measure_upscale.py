@@ -39,6 +39,7 @@ def child(words: list[str]) -> tuple[float, float]:
         stderr=subprocess.PIPE,
         text=True,
     )
+    assert process.stderr is not None
     errors = process.stderr.read()
     _, status, usage = os.wait4(process.pid, 0)
     if os.waitstatus_to_exitcode(status) != 0:

@@ -76,7 +76,8 @@ def measure(config: RunConfig, steps: int, report: Callable[[str], None]) -> dic
     torch.manual_seed(config.trainer.seed)
     network = SRNet(config.network).to(device)
     optimizer = build_optimizer(network, config.optim)
-    average = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(config.optim.ema_decay))
+    ema = get_ema_multi_avg_fn(config.optim.ema_decay)  # type: ignore[no-untyped-call]
+    average = AveragedModel(network, multi_avg_fn=ema)
     data = config.data
     batches = iter(
         PatchBatches(
@@ -101,7 +102,7 @@ def measure(config: RunConfig, steps: int, report: Callable[[str], None]) -> dic
         lr.requires_grad_()  # or the backward pass of the first convolution would not be seen
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             loss = restoration_loss(network(lr).float(), hr, config.optim.loss)
-        loss.backward()
+        torch.autograd.backward(loss)
         with clock.part("optimiser"):
             optimizer.step()
             optimizer.zero_grad()
@@ -128,7 +129,7 @@ def measure(config: RunConfig, steps: int, report: Callable[[str], None]) -> dic
         logger = CSVLogger(folder, flush_logs_every_n_steps=1)
         start = time.perf_counter()
         for i in range(20):
-            logger.log_metrics(layer_metrics(layers) | {"train/loss": 0.1}, i)
+            logger.log_metrics({**layer_metrics(layers), "train/loss": 0.1}, i)
             logger.save()
         row = (time.perf_counter() - start) / 20
     result["logging"] = row / config.trainer.log_every_n_steps

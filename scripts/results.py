@@ -223,7 +223,7 @@ def seen(rows: list[dict[str, str]]) -> tuple[str, str]:
 def photo_table(models: list[ModelEntry], measured: dict[str, Any]) -> list[str]:
     """Photo and classical models on clean and on compressed validation images."""
     scales = {model.scale for model in models if model.kind == "photo"}
-    rows = []
+    rows: list[list[str]] = []
     for model in models:
         found = measured.get(model.sha256, {})
         if model.scale in scales and "validation JPEG" in found:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import statistics
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-SCALE = 2
+SCALE: Final = 2
 SQRT_D = "sqrt(d_k)"
 BASE = {
     "k 4, sqrt(k)": "k 4, sqrt(d_k)",

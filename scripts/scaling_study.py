@@ -208,7 +208,7 @@ def toy_training(steps: int, seeds: int) -> dict[str, Any]:
                 score, probability, out = toy(x, scale)
                 loss = (out - target).square().mean()
                 optimizer.zero_grad()
-                loss.backward()
+                torch.autograd.backward(loss)
                 if step % max(1, steps // 12) == 0:
                     gradient = toy.parameters[0].grad
                     assert gradient is not None
@@ -406,8 +406,8 @@ def train(
         lambda i: min(1.0, (i + 1) / (budget.steps / 10), 3 * (1 - i / (budget.steps + 1))),
     )
     generator = torch.Generator().manual_seed(1000 + seed)
-    curve = []
-    running = []
+    curve: list[dict[str, Any]] = []
+    running: list[float] = []
     for step in range(budget.steps + 1):
         if step % budget.every == 0:
             network.eval()
@@ -435,7 +435,7 @@ def train(
             return {"curve": curve, "diverged": True}
         running.append(loss.item())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         rate.step()
     return {"curve": curve, "diverged": curve[-1]["psnr_y"] < curve[0]["psnr_y"] - 0.5}
@@ -489,7 +489,8 @@ def measure(budget: Budget, saved: Path) -> dict[str, Any]:
     super_resolution(budget, result.setdefault("super_resolution", {}), save)
     result["complete"] = True
     save()
-    return json.loads(saved.read_text(encoding="utf-8"))
+    done: dict[str, Any] = json.loads(saved.read_text(encoding="utf-8"))
+    return done
 
 
 def main() -> int:

@@ -149,7 +149,9 @@ def time_steps(args: argparse.Namespace, rounds: int = 7) -> dict[str, tuple[flo
                 informative=data.informative,
             )
             optimizers[arm].zero_grad()
-            restoration_loss(network(lr / 255), hr / 255, configs[arm].optim.loss).backward()
+            torch.autograd.backward(
+                restoration_loss(network(lr / 255), hr / 255, configs[arm].optim.loss)
+            )
             optimizers[arm].step()
             middle = time.perf_counter()
             with torch.inference_mode():

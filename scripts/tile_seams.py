@@ -71,7 +71,7 @@ def _work(image: np.ndarray, tile: int, overlap: int, grid: int) -> float:
     height, width = image.shape[:2]
     cores = split(Region(0, height, 0, width), tile or max(height, width), grid)
     windows = [window_of(core, height, width, overlap, grid) for core in cores]
-    return sum(window.height * window.width for window in windows) / (height * width)
+    return float(sum(window.height * window.width for window in windows) / (height * width))
 
 
 if __name__ == "__main__":

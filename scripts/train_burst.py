@@ -216,7 +216,7 @@ def start(config: RunConfig, folder: Path, device: torch.device) -> Burst:
         weights = load_checkpoint(config.init_from).network.state_dict()
         initialise_from(network, weights, config.init_from)
     layout = torch.channels_last if device.type == "cuda" else torch.contiguous_format
-    network.to(device, memory_format=layout)
+    network.to(device).to(memory_format=layout)
     average = {name: p.detach().clone() for name, p in network.named_parameters()}
     burst = Burst(network, average, build_optimizer(network, config.optim))
     if (folder / "state.pt").exists():
@@ -283,7 +283,7 @@ def train(
             sr = network(lr)
         loss = restoration_loss(sr.float(), hr, config.optim.loss)
         burst.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        torch.autograd.backward(loss)
         burst.optimizer.step()
         burst.step += 1
         burst.patches += batch

@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -77,7 +78,7 @@ def report(text: str) -> None:
 
 
 @contextmanager
-def alone(folder: Path):  # noqa: ANN201
+def alone(folder: Path) -> Iterator[None]:
     """Holds a lock on a run's folder; a second sitting of the same run would spoil it."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "sitting.lock").open("w") as file:
