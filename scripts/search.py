@@ -5,7 +5,7 @@
     python scripts/search.py --recipes --train data/cid22 data/photos \
         --validation data/validation --test data/Urban100 --steps 2400 --arms muon adamw
 
-Shapes are compared from one trained convolutional trunk, to which their attention layers are added as the identity.
+Shapes are compared from one trained convolutional trunk, to which what they add is added as the identity.
 Recipes, and width against depth, are compared from random weights, on the convolutions of `tiny`. Time is what is
 equal, not steps: a training step of each arm, from drawing patches to updating weights, is timed, interleaved with the
 others in one process, and an arm gets `--steps` times (step of the reference / its own step) steps; the reference is
@@ -55,6 +55,9 @@ THREE = "network.attention_blocks=[1, 3, 5]"
 ONE = "network.attention_blocks=[3]"
 ARMS = {
     "none": Arm("no attention", ("network.attention_blocks=[]",)),
+    "deeper": Arm(
+        "no attention, a seventh block", ("network.attention_blocks=[]", "network.num_blocks=7")
+    ),
     "window": Arm(
         "8x8 windows, the group's own 64 pixels, three layers",
         (THREE, "network.region_size=8", "network.top_k=64"),
@@ -105,12 +108,16 @@ def settings(args: argparse.Namespace, arm: str) -> list[str]:
 
 
 def write_start(args: argparse.Namespace, arm: str) -> Path:
-    """Writes the trunk with the arm's attention layers, which change nothing yet: the run's first weights."""
+    """Writes the trunk with what the arm adds, which changes nothing yet: the run's first weights."""
     trunk = load_checkpoint(args.trunk)
     config = load_config(CONFIG, tuple(settings(args, arm)))
     torch.manual_seed(args.seed)
     network = SRNet(config.network)
     network.load_state_dict({**network.state_dict(), **trunk.network.state_dict()})
+    added = f"blocks.{trunk.network.config.num_blocks}.convs.{config.network.convs_per_block - 1}."
+    for name, parameter in network.named_parameters():
+        if name.startswith(added):
+            torch.nn.init.zeros_(parameter)
     if ARMS[arm].similar:
         with torch.no_grad():
             for layer in (m for m in network.modules() if isinstance(m, SparseAttention)):
