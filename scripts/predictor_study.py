@@ -4,7 +4,8 @@
     python scripts/predictor_study.py --write docs/architecture.md   # puts the table between its markers there
 
 Full attention scores all candidates of a group by q.k and distance. Printed is the share of it held by as many keys as
-the group keeps: the predictor's, ones drawn at random, the nearest, and the best list that the group can have.
+the group keeps: the predictor's, ones drawn at random, the nearest, and the best list that the group can have; and the
+PSNR-Y that is lost where the layer is taken out of the network.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from srnet.checkpoint import load_checkpoint, shipped_models
 from srnet.diagnostics import LayerStatistics, examine
 from srnet.errors import SRNetError
 from srnet.images.decode import read_rgb8
-from srnet.network import SRNet
+from srnet.metrics import psnr_y
+from srnet.network import Block, SRNet
 from srnet.pairs import images_in
 from srnet.resize import downscale
 
@@ -48,6 +50,7 @@ COLUMNS = (
     "best",
     "of its own",
     "best keys found",
+    "dB lost without",
 )
 
 
@@ -58,23 +61,45 @@ def photographs(folder: Path | None) -> list[Path]:
     return [Path(str(files("skimage.data") / name)) for name in PHOTOGRAPHS]
 
 
-def lr_of(path: Path, scale: int, side: int) -> Tensor:
-    """The middle of a photograph shrunk by the network's scale, (1, 3, H, W) in [0, 1]."""
+def pair_of(path: Path, scale: int, side: int) -> tuple[Tensor, Tensor]:
+    """The middle of a photograph shrunk by the scale, (1, 3, h, w), and its HR, (1, 3, h * scale, w * scale)."""
     hr = torch.from_numpy(read_rgb8(path).copy()).permute(2, 0, 1)[None]
     height, width = (n // scale * scale for n in hr.shape[2:])
-    lr = downscale(hr[:, :, :height, :width], scale)
+    hr = hr[:, :, :height, :width]
+    lr = downscale(hr, scale)
     top, left = (max(0, (n - side) // 2) for n in lr.shape[2:])
-    return lr[:, :, top : top + side, left : left + side].float() / 255
+    lr = lr[:, :, top : top + side, left : left + side]
+    hr = hr[:, :, top * scale : (top + side) * scale, left * scale : (left + side) * scale]
+    return lr.float() / 255, hr.float() / 255
 
 
-def study(network: SRNet, paths: Sequence[Path], side: int) -> list[list[LayerStatistics]]:
-    """Statistics of each layer, on each photograph."""
-    images = [lr_of(path, network.scale, side) for path in paths]
-    found = [[e.statistics for e in examine(network, image)] for image in images]
-    return [list(layer) for layer in zip(*found, strict=True)]
+def study(
+    network: SRNet, pairs: Sequence[tuple[Tensor, Tensor]]
+) -> list[tuple[list[LayerStatistics], float]]:
+    """Statistics of each layer on each photograph, and the dB lost without the layer."""
+    found = [[e.statistics for e in examine(network, lr)] for lr, _ in pairs]
+    return list(zip(map(list, zip(*found, strict=True)), lost(network, pairs), strict=True))
 
 
-def row(name: str, layers: Sequence[LayerStatistics]) -> tuple[str, ...]:
+def lost(network: SRNet, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
+    """How much lower the mean PSNR-Y is without each of the attention layers, dB."""
+
+    def psnr() -> float:
+        with torch.inference_mode():
+            return statistics.fmean(
+                psnr_y(network(lr), hr, network.scale).item() for lr, hr in pairs
+            )
+
+    whole, losses = psnr(), []
+    for block in network.blocks:
+        if isinstance(block, Block) and block.attention is not None:
+            layer, block.attention = block.attention, None
+            losses.append(whole - psnr())
+            block.attention = layer
+    return losses
+
+
+def row(name: str, layers: Sequence[LayerStatistics], loss: float) -> tuple[str, ...]:
     """A line of the table: means over photographs, with the spread between them where it tells."""
 
     def mean(values: Sequence[float]) -> str:
@@ -91,6 +116,7 @@ def row(name: str, layers: Sequence[LayerStatistics]) -> tuple[str, ...]:
         mean([s.mass.oracle for s in layers]),
         mean([s.mass.selected_of_own for s in layers]),
         f"{mean([s.recall for s in layers])} ({mean([s.recall_chance for s in layers])})",
+        f"{loss:.2f}",
     )
 
 
@@ -104,7 +130,8 @@ def section(rows: Sequence[tuple[str, ...]], images: int, command: str) -> str:
         "part in it. Each list has as many keys as a group keeps: the predictor's, random ones, the nearest ones, the",
         'best list that the group can have. "Of its own" is the share of the attention that the layer itself would',
         'compute if it kept all candidates, relevance included: what is lost by keeping few. "Best keys found" is the',
-        "share of the best list that the predictor has, in brackets that of random keys.",
+        "share of the best list that the predictor has, in brackets that of random keys. The last column is the mean",
+        "PSNR-Y that taking the layer out costs, without further training.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         f"| {' | '.join('---' for _ in COLUMNS)} |",
@@ -146,8 +173,9 @@ def main() -> int:
             torch.manual_seed(0)
             fresh = SRNet(trained.network.config).eval()
             for label, network in (("untrained", fresh), ("trained", trained.network)):
-                for layers in study(network, paths, args.side):
-                    rows.append(row(f"{trained.name}, {label}", layers))
+                pairs = [pair_of(path, network.scale, args.side) for path in paths]
+                for layers, loss in study(network, pairs):
+                    rows.append(row(f"{trained.name}, {label}", layers, loss))
     except SRNetError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -190,12 +190,13 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 def search(args: argparse.Namespace) -> None:
     """Runs the arms that the results lack."""
+    done = {(row["arm"], row["seed"]) for row in results(args.output)}
+    missing = [arm for arm in args.arms if (arm, args.seed) not in done]
+    if not missing:
+        return
     seconds = time_steps(args)
     reference = seconds[args.arms[0]]
-    for arm in args.arms:
-        if any(r["arm"] == arm and r["seed"] == args.seed for r in results(args.output)):
-            print(f"{arm}, seed {args.seed}: already in {args.output}")
-            continue
+    for arm in missing:
         steps = round(args.steps * reference[0] / seconds[arm][0])
         # with the length in it, since a run of the same name would be gone on with
         name = f"search_{arm}_{args.seed}_{steps}"

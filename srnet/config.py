@@ -47,7 +47,7 @@ class NetworkConfig:
     """Number of residual blocks."""
     convs_per_block: int = 3
     """Dense 3x3 convolutions in the feed-forward of a block."""
-    attention_blocks: tuple[int, ...] = (1, 3, 5)
+    attention_blocks: tuple[int, ...] = (3,)
     """Blocks (counted from 0) that start with sparse attention; empty for none."""
     num_heads: int = 3
     """Attention heads."""

@@ -71,7 +71,7 @@ def test_every_parameter_receives_a_gradient() -> None:
 
 def test_unit_variance_at_initialisation_and_the_alarm() -> None:
     torch.manual_seed(3)
-    net = SRNet(NetworkConfig(scale=4))
+    net = SRNet(NetworkConfig(scale=4, attention_blocks=(1, 3, 5)))
     lr = torch.rand(1, 3, 48, 48)
     statistics = projection_statistics(net, lr)
     assert len(statistics) == 3

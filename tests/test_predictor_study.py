@@ -10,7 +10,9 @@ from PIL import Image
 
 from srnet.config import NetworkConfig
 from srnet.diagnostics import examine
+from srnet.metrics import psnr_y
 from srnet.network import SRNet
+from srnet.resize import downscale
 
 PATH = Path(__file__).resolve().parents[1] / "scripts" / "predictor_study.py"
 
@@ -40,18 +42,30 @@ def test_rows_are_means_over_photographs(script, tmp_path, photo):
             top_k=20,
         )
     )
+    torch.nn.init.normal_(network.blocks[0].attention.out.weight, std=0.2)
     paths = script.photographs(tmp_path)
-    assert script.lr_of(paths[0], 2, 24).shape == (1, 3, 24, 24)
-    assert script.lr_of(paths[0], 2, 100).shape == (1, 3, 25, 30)
-    (layers,) = script.study(network, paths, 24)
-    mass = [
-        examine(network, script.lr_of(path, 2, 24))[0].statistics.mass.selected for path in paths
-    ]
+    assert [t.shape for t in script.pair_of(paths[0], 2, 100)] == [(1, 3, 25, 30), (1, 3, 50, 60)]
+    pairs = [script.pair_of(path, 2, 24) for path in paths]
+    lr, hr = pairs[0]
+    torch.testing.assert_close(
+        downscale(hr, 2)[..., 4:-4, 4:-4], lr[..., 4:-4, 4:-4], atol=5e-3, rtol=0
+    )
+    ((layers, loss),) = script.study(network, pairs)
+    mass = [examine(network, lr)[0].statistics.mass.selected for lr, _ in pairs]
     assert mass[0] != mass[1]
-    cells = script.row("a", layers)
+    cells = script.row("a", layers, loss)
     assert cells[:3] == ("a", "blocks.0", "20 of 256")
     assert float(cells[3]) == pytest.approx(100 * sum(mass) / 2, abs=0.051)
     assert float(cells[4]) < float(cells[6]) < 100  # random, best
+
+    def psnr():
+        return sum(psnr_y(network(lr), hr, 2).item() for lr, hr in pairs) / 2
+
+    with torch.no_grad():
+        before = psnr()
+        torch.nn.init.zeros_(network.blocks[0].attention.out.weight)  # the bias is zero already
+        assert loss == pytest.approx(before - psnr(), abs=1e-4)
+    assert abs(loss) > 0.01
 
 
 def test_the_rest_of_the_document_stays(script, tmp_path):
