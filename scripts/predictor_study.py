@@ -82,19 +82,17 @@ def study(
 
 
 def lost(network: SRNet, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[float]:
-    """How much lower the mean PSNR-Y is without each of the attention layers, dB."""
+    """How much lower PSNR-Y is without each of the attention layers, dB, median over photographs."""
 
-    def psnr() -> float:
+    def psnr() -> list[float]:
         with torch.inference_mode():
-            return statistics.fmean(
-                psnr_y(network(lr), hr, network.scale).item() for lr, hr in pairs
-            )
+            return [psnr_y(network(lr), hr, network.scale).item() for lr, hr in pairs]
 
     whole, losses = psnr(), []
     for block in network.blocks:
         if isinstance(block, Block) and block.attention is not None:
             layer, block.attention = block.attention, None
-            losses.append(whole - psnr())
+            losses.append(statistics.median(w - p for w, p in zip(whole, psnr(), strict=True)))
             block.attention = layer
     return losses
 
@@ -130,8 +128,8 @@ def section(rows: Sequence[tuple[str, ...]], images: int, command: str) -> str:
         "part in it. Each list has as many keys as a group keeps: the predictor's, random ones, the nearest ones, the",
         'best list that the group can have. "Of its own" is the share of the attention that the layer itself would',
         'compute if it kept all candidates, relevance included: what is lost by keeping few. "Best keys found" is the',
-        "share of the best list that the predictor has, in brackets that of random keys. The last column is the mean",
-        "PSNR-Y that taking the layer out costs, without further training.",
+        "share of the best list that the predictor has, in brackets that of random keys. The last column is the",
+        "PSNR-Y that taking the layer out costs without further training, median over the photographs.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         f"| {' | '.join('---' for _ in COLUMNS)} |",
