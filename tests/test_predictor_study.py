@@ -1,9 +1,7 @@
 """The study of the predictor: its figures are those of the layers, its document keeps what others wrote."""
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
+import predictor_study as script
 import pytest
 import torch
 from PIL import Image
@@ -14,18 +12,8 @@ from srnet.metrics import psnr_y
 from srnet.network import SRNet
 from srnet.resize import downscale
 
-PATH = Path(__file__).resolve().parents[1] / "scripts" / "predictor_study.py"
 
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("predictor_study", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_rows_are_means_over_photographs(script, tmp_path, photo):
+def test_rows_are_means_over_photographs(tmp_path, photo):
     for i, place in enumerate((0, 120)):
         crop = photo("astronaut")[place : place + 51, 100:160]
         Image.fromarray(np.ascontiguousarray(crop)).save(tmp_path / f"{i}.png")
@@ -68,7 +56,7 @@ def test_rows_are_means_over_photographs(script, tmp_path, photo):
     assert abs(loss) > 0.01
 
 
-def test_the_rest_of_the_document_stays(script, tmp_path):
+def test_the_rest_of_the_document_stays(tmp_path):
     path = tmp_path / "a.md"
     script.write_section(path, "one\n")
     first = path.read_text(encoding="utf-8")

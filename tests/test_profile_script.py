@@ -1,9 +1,8 @@
 """``scripts/profile_step.py`` on a small run."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
+import profile_step
 import pytest
 from PIL import Image
 
@@ -12,17 +11,7 @@ from srnet.config import load_config
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def profile_step():
-    spec = importlib.util.spec_from_file_location("profile_step", ROOT / "scripts/profile_step.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
-
-def test_the_parts_of_a_step_add_up(profile_step, photo, tmp_path):
+def test_the_parts_of_a_step_add_up(photo, tmp_path):
     (tmp_path / "train").mkdir()
     Image.fromarray(photo("coffee")[:120, :120]).save(tmp_path / "train" / "a.png")
     words = (

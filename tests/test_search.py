@@ -1,30 +1,15 @@
 """``scripts/search.py``: what its arms start from, and its table."""
 
 import argparse
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+import search
 import torch
 
 from srnet.checkpoint import load_checkpoint, save_checkpoint
 from srnet.config import load_config
 from srnet.network import SRNet
-
-ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture(scope="module")
-def search():
-    sys.path.insert(0, str(ROOT / "scripts"))
-    spec = importlib.util.spec_from_file_location("search", ROOT / "scripts/search.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-    sys.path.remove(str(ROOT / "scripts"))
 
 
 def arguments(folder: Path, recipes: bool) -> argparse.Namespace:
@@ -41,7 +26,7 @@ def arguments(folder: Path, recipes: bool) -> argparse.Namespace:
     )
 
 
-def test_every_arm_starts_as_the_trunk(search, tmp_path):
+def test_every_arm_starts_as_the_trunk(tmp_path):
     torch.manual_seed(1)
     shape = load_config(search.CONFIG, ("network.attention_blocks=[]",)).network
     about = {"metrics": {}, "data": "none", "license": "none", "commit": "none"}
@@ -61,7 +46,7 @@ def test_every_arm_starts_as_the_trunk(search, tmp_path):
 
 
 @pytest.mark.parametrize("recipes", [False, True])
-def test_every_arm_is_a_configuration_and_a_row(search, tmp_path, recipes):
+def test_every_arm_is_a_configuration_and_a_row(tmp_path, recipes):
     args = arguments(tmp_path, recipes)
     config = search.RECIPE_CONFIG if recipes else search.CONFIG
     arms = search.RECIPES if recipes else search.ARMS
