@@ -305,6 +305,18 @@ class VariantAttention(SparseAttention):
         self.largest = 0.0
         self.spread = 0.0
 
+    def reset_parameters(self) -> None:
+        """As the layer, but keys with projections of their own, since the claims are about independent q and k."""
+        with torch.no_grad():
+            for weight in (
+                self.q.weight,
+                *self.kv.weight.chunk(2),
+                *self.predictor.weight.chunk(2),
+            ):
+                nn.init.orthogonal_(weight)
+            nn.init.zeros_(self.out.weight)
+            nn.init.zeros_(self.out.bias)
+
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C, H, W); H and W are multiples of the group size."""
         v_ = self.variant

@@ -1,7 +1,7 @@
 """Compares network shapes and recipes on equal terms: same start, same data, same seed, same training time.
 
     python scripts/search.py --trunk runs/trunk_x4/last.safetensors --train data/cid22 data/photos \
-        --validation data/validation --test data/Urban100 --steps 1000 --arms none window similar
+        --validation data/validation --test data/Urban100 --steps 1000 --arms none window one
     python scripts/search.py --recipes --train data/cid22 data/photos \
         --validation data/validation --test data/Urban100 --steps 2400 --arms muon adamw
 
@@ -47,8 +47,8 @@ class Arm(NamedTuple):
     title: str
     changes: tuple[str, ...] = ()
     """What it changes in the configuration."""
-    similar: bool = False
-    """Keys start as the queries, so that similar pixels attend to each other; else they are projected on their own."""
+    apart: bool = False
+    """Keys start with projections of their own, not those of the queries."""
 
 
 THREE = "network.attention_blocks=[1, 3, 5]"
@@ -59,15 +59,28 @@ ARMS = {
         "no attention, a seventh block", ("network.attention_blocks=[]", "network.num_blocks=7")
     ),
     "window": Arm(
-        "8x8 windows, the group's own 64 pixels, three layers",
+        "8x8 windows, the group's own 64 pixels, three layers, keys' start apart",
         (THREE, "network.region_size=8", "network.top_k=64"),
+        apart=True,
     ),
-    "similar": Arm("top-64 of 32x32, three layers", (THREE,), similar=True),
-    "similar-1": Arm("top-64 of 32x32, one layer", (ONE,), similar=True),
-    "thin-1": Arm(
+    "three": Arm("top-64 of 32x32, three layers", (THREE,)),
+    "one": Arm("top-64 of 32x32, one layer", (ONE,)),
+    "apart": Arm("top-64 of 32x32, one layer, keys' start apart", (ONE,), apart=True),
+    "thin": Arm(
         "top-64 of 32x32, one layer, one head of 16 channels",
         (ONE, "network.num_heads=1", "network.head_dim=16"),
-        similar=True,
+    ),
+    "late": Arm(
+        "top-64 of 32x32, one layer, after the last block",
+        ("network.attention_blocks=[5]",),
+    ),
+    "few": Arm(
+        "top-32 of 24x24, one layer",
+        (ONE, "network.region_size=24", "network.top_k=32"),
+    ),
+    "group": Arm(
+        "one choice of top-64 of 32x32 for 16x16 queries, one layer",
+        (ONE, "network.group_size=16"),
     ),
 }
 RECIPES = {
@@ -118,12 +131,10 @@ def write_start(args: argparse.Namespace, arm: str) -> Path:
     for name, parameter in network.named_parameters():
         if name.startswith(added):
             torch.nn.init.zeros_(parameter)
-    if ARMS[arm].similar:
-        with torch.no_grad():
-            for layer in (m for m in network.modules() if isinstance(m, SparseAttention)):
-                layer.kv.weight.chunk(2)[0].copy_(layer.q.weight)
-                query, key = layer.predictor.weight.chunk(2)
-                key.copy_(query)
+    if ARMS[arm].apart:
+        for layer in (m for m in network.modules() if isinstance(m, SparseAttention)):
+            torch.nn.init.orthogonal_(layer.kv.weight.chunk(2)[0])
+            torch.nn.init.orthogonal_(layer.predictor.weight.chunk(2)[1])
     path: Path = args.output.parent / f"start_{arm}_{args.seed}.safetensors"
     save_checkpoint(
         path,
@@ -234,8 +245,8 @@ def table(rows: list[dict[str, Any]], test: str, recipes: bool) -> str:
     config, arms = (RECIPE_CONFIG, RECIPES) if recipes else (CONFIG, ARMS)
     lines = [
         f"| {'recipe' if recipes else 'network'} | seed | steps | step time | upscaling time | validation "
-        f"| {test} | similar start | changes to `{config}` |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        f"| {test} | changes to `{config}` |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in sorted(rows, key=lambda row: -float(row["validation"])):
         arm = arms[row["arm"]]
@@ -243,7 +254,7 @@ def table(rows: list[dict[str, Any]], test: str, recipes: bool) -> str:
         lines.append(
             f"| {arm.title} | {row['seed']} | {row['steps']} | {row['step_time']:.2f} | "
             f"{row['upscale_time']:.2f} | {row['validation']:.3f} | {row['test']:.3f} | "
-            f"{'yes' if arm.similar else '-'} | {changes} |"
+            f"{changes} |"
         )
     return "\n".join(lines)
 

@@ -242,7 +242,9 @@ class SparseAttention(nn.Module):
     """Norm, sparse attention and output projection; the caller adds the residual.
 
     At initialisation q and k have unit variance (orthogonal projections of a normalised feature) and the output is
-    zero, so that a trained trunk is unchanged when the layer is added to it.
+    zero, so that a trained trunk is unchanged when the layer is added to it. Keys start with the projections of the
+    queries, in the predictor too: similar pixels attend to each other, as in non-local means (Buades et al., 2005),
+    and the predictor chooses what the scores will favour.
 
     Args:
         dim: Channels C.
@@ -280,14 +282,14 @@ class SparseAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Orthogonal projections, zero output."""
+        """Orthogonal projections, the same for keys as for queries, zero output."""
         with torch.no_grad():
-            for weight in (
-                self.q.weight,
-                *self.kv.weight.chunk(2),
-                *self.predictor.weight.chunk(2),
-            ):
+            key, value = self.kv.weight.chunk(2)
+            predictor_query, predictor_key = self.predictor.weight.chunk(2)
+            for weight in (self.q.weight, value, predictor_query):
                 nn.init.orthogonal_(weight)
+            key.copy_(self.q.weight)
+            predictor_key.copy_(predictor_query)
             nn.init.zeros_(self.out.weight)
             nn.init.zeros_(self.out.bias)
 

@@ -41,8 +41,8 @@ def test_every_arm_starts_as_the_trunk(tmp_path):
             assert bool(layers) == bool(network.config.attention_blocks)
             for layer in layers:
                 alike = torch.equal(layer.q.weight, layer.kv.weight.chunk(2)[0])
-                assert alike == arm.similar
-                assert torch.equal(*layer.predictor.weight.chunk(2)) == arm.similar
+                assert alike != arm.apart
+                assert torch.equal(*layer.predictor.weight.chunk(2)) != arm.apart
 
 
 @pytest.mark.parametrize("recipes", [False, True])
@@ -51,7 +51,7 @@ def test_every_arm_is_a_configuration_and_a_row(tmp_path, recipes):
     config = search.RECIPE_CONFIG if recipes else search.CONFIG
     arms = search.RECIPES if recipes else search.ARMS
     networks = {arm: load_config(config, tuple(search.settings(args, arm))) for arm in arms}
-    assert len({str(c) for c in networks.values()}) == len(arms)
+    assert len({(str(c), arms[arm].apart) for arm, c in networks.items()}) == len(arms)
     rows = [
         {
             "arm": arm,
