@@ -86,6 +86,7 @@ ARMS = {
 RECIPES = {
     "muon": Arm("Muon, rate 2.5e-3, 16 patches of 32x32"),
     "muon-5e-3": Arm("Muon, rate 5e-3", ("optim.learning_rate=5e-3",)),
+    "muon-1e-3": Arm("Muon, rate 1e-3", ("optim.learning_rate=1e-3",)),
     "adamw": Arm("AdamW, rate 1e-3", ("optim.optimizer=adamw", "optim.learning_rate=1e-3")),
     "adamw-2e-3": Arm("AdamW, rate 2e-3", ("optim.optimizer=adamw", "optim.learning_rate=2e-3")),
     "batch-8": Arm("8 patches of 32x32", ("data.batch_size=8",)),

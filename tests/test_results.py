@@ -1,13 +1,12 @@
 """The page of results holds what was measured, and measures nothing twice."""
 
-import importlib
 import json
 import re
 import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
+import results
 from PIL import Image
 
 from srnet.checkpoint import load_checkpoint
@@ -17,13 +16,7 @@ from srnet.evaluation import evaluate
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture
-def results(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    return importlib.import_module("results")
-
-
-def test_page_holds_what_eval_measures(tmp_path, photo, results, monkeypatch):
+def test_page_holds_what_eval_measures(tmp_path, photo, monkeypatch):
     folder = tmp_path / "sets" / "Set5"
     folder.mkdir(parents=True)
     Image.fromarray(np.ascontiguousarray(photo("chelsea")[:64, :64])).save(folder / "cat.png")
@@ -49,7 +42,7 @@ def test_page_holds_what_eval_measures(tmp_path, photo, results, monkeypatch):
     assert (docs / "results.md").read_text() == page
 
 
-def test_published_rows_are_whole(results):
+def test_published_rows_are_whole():
     for scale, rows in results.PUBLISHED.items():
         assert [row[0] for row in rows][:3] == ["bicubic", "IMDN", "SwinIR-light"], scale
         for name, _, _, values, source in rows:

@@ -3,24 +3,11 @@
 import json
 import math
 import sys
-from pathlib import Path
 
 import pytest
+import scaling_page as page
+import scaling_study as study
 import torch
-
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-
-
-@pytest.fixture(scope="module")
-def study():
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import scaling_page
-        import scaling_study
-
-        yield scaling_study, scaling_page
-    finally:
-        sys.path.remove(str(SCRIPTS))
 
 
 def attention(net):
@@ -28,22 +15,20 @@ def attention(net):
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_plain_sqrt_is_the_projects_operator(study, mode):
-    script, _ = study
-    layer = attention(script.build(script.VARIANTS[0], 0))
+def test_plain_sqrt_is_the_projects_operator(mode):
+    layer = attention(study.build(study.VARIANTS[0], 0))
     getattr(layer, mode)()
     x = torch.randn(2, 16, 24, 32, generator=torch.Generator().manual_seed(0))
     expected = super(type(layer), layer).forward(x)
     torch.testing.assert_close(layer(x), expected, atol=1e-5, rtol=0)
 
 
-def test_variants_differ_as_named(study):
-    script, _ = study
+def test_variants_differ_as_named():
     x = torch.randn(1, 16, 24, 24, generator=torch.Generator().manual_seed(0))
-    by_name = {v.name: v for v in script.VARIANTS}
+    by_name = {v.name: v for v in study.VARIANTS}
 
     def output(name, change=None):
-        layer = attention(script.build(by_name[name], 0)).eval()
+        layer = attention(study.build(by_name[name], 0)).eval()
         if change:
             change(layer)
         with torch.no_grad():
@@ -64,28 +49,26 @@ def test_variants_differ_as_named(study):
         assert not torch.allclose(output(name), plain, atol=1e-4)
 
 
-def test_a_difference_within_the_spread_is_none(study):
-    _, report = study
+def test_a_difference_within_the_spread_is_none():
 
     def runs(*scores):
         return [{"curve": [{"psnr_y": s}]} for s in scores]
 
     def outcome(*scores):
         result = {"super_resolution": {"sqrt(d_k)": runs(30.0, 30.1, 30.2), "x": runs(*scores)}}
-        return report.compare(result, "x")
+        return page.compare(result, "x")
 
     assert outcome(30.05, 30.15, 30.25).startswith("no difference (+0.05 dB")
     assert outcome(29.0, 29.1, 29.2) == "worse by 1.00 dB (spread 0.10)"
     assert outcome(31.0, 31.1, 31.2) == "better by 1.00 dB (spread 0.10)"
     assert outcome(29.0, 30.0, 31.0).startswith("no difference")
-    assert report.compare({"super_resolution": {}}, "x") == "not run"
+    assert page.compare({"super_resolution": {}}, "x") == "not run"
 
 
-def test_quick_run_writes_the_page(study, tmp_path, monkeypatch):
-    script, _ = study
+def test_quick_run_writes_the_page(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["scaling_study.py", "--out", str(tmp_path), "--quick"])
     threads = torch.get_num_threads()
-    assert script.main() == 0
+    assert study.main() == 0
     page = (tmp_path / "attention-scaling.md").read_text(encoding="utf-8")
     folder = tmp_path / "attention-scaling"
     pictures = {p.name for p in folder.glob("*.svg")}
@@ -97,7 +80,7 @@ def test_quick_run_writes_the_page(study, tmp_path, monkeypatch):
         assert row["mean_abs"] == pytest.approx(math.sqrt(2 / math.pi * int(d)), rel=0.1)
     monkeypatch.setattr(sys, "argv", ["scaling_study.py", "--out", str(tmp_path), "--reuse"])
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert script.main() == 0
+    assert study.main() == 0
     assert (tmp_path / "attention-scaling.md").read_text(encoding="utf-8") == page
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     torch.set_num_threads(threads)

@@ -1,31 +1,22 @@
 """The burst script on a CPU: what it packs, what it samples, how it goes on."""
 
-import importlib
 import itertools
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import train_burst
 from PIL import Image
 
 from srnet.checkpoint import load_checkpoint
 from srnet.errors import DataError
 from srnet.resize import downscale
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-
 
 @pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(SCRIPTS))
-    return importlib.import_module("train_burst")
-
-
-@pytest.fixture
-def place(tmp_path, photo, tiny_run, script, capsys):
+def place(tmp_path, photo, tiny_run, capsys):
     """A folder with a configuration and a packed file of two photographs."""
     (tmp_path / "images").mkdir()
     for name in ("chelsea", "coffee"):
@@ -33,7 +24,7 @@ def place(tmp_path, photo, tiny_run, script, capsys):
         Image.fromarray(pixels).save(tmp_path / "images" / f"{name}.png")
     tiny_run(tmp_path / "run.yaml", data={"batch_size": 4})
     packed = tmp_path / "burst.zip"
-    assert script.main(["pack", str(tmp_path / "images"), "-o", str(packed)]) == 0
+    assert train_burst.main(["pack", str(tmp_path / "images"), "-o", str(packed)]) == 0
     assert "2 of 2 images" in capsys.readouterr().out
     return tmp_path
 
@@ -52,12 +43,12 @@ def places(image, patch):
     return found
 
 
-def test_patches_are_aligned_cuts_of_the_images(tmp_path, photo, script):
+def test_patches_are_aligned_cuts_of_the_images(tmp_path, photo):
     pixels = np.ascontiguousarray(photo("chelsea")[60:92, 80:120])
     (tmp_path / "images").mkdir()
     Image.fromarray(pixels).save(tmp_path / "images" / "a.png")
-    script.pack([tmp_path / "images"], tmp_path / "a.zip", 1)
-    images = script.Images.read(tmp_path / "a.zip", 2, 6, torch.device("cpu"))
+    train_burst.pack([tmp_path / "images"], tmp_path / "a.zip", 1)
+    images = train_burst.Images.read(tmp_path / "a.zip", 2, 6, torch.device("cpu"))
     lr, hr = images.sample(24, 6, torch.Generator().manual_seed(0))
     assert (lr.shape, hr.shape) == ((24, 3, 6, 6), (24, 3, 12, 12))
     whole = torch.tensor(pixels).permute(2, 0, 1)
@@ -71,18 +62,18 @@ def test_patches_are_aligned_cuts_of_the_images(tmp_path, photo, script):
     assert len(turns) == 8
 
 
-def run(script, place, folder, *words, capsys):
+def run(place, folder, *words, capsys):
     command = ["train", place / "run.yaml", place / "burst.zip", place / folder]
-    code = script.main([*map(str, command), *words])
+    code = train_burst.main([*map(str, command), *words])
     out, err = capsys.readouterr()
     return code, out, err
 
 
-def test_a_stopped_burst_goes_on_to_the_same_weights(place, script, capsys):
+def test_a_stopped_burst_goes_on_to_the_same_weights(place, capsys):
     budget = ("--minutes", "5", "--steps")
-    assert run(script, place, "whole", *budget, "6", capsys=capsys)[0] == 0
-    assert run(script, place, "parts", *budget, "2", capsys=capsys)[0] == 0
-    code, out, err = run(script, place, "parts", *budget, "6", capsys=capsys)
+    assert run(place, "whole", *budget, "6", capsys=capsys)[0] == 0
+    assert run(place, "parts", *budget, "2", capsys=capsys)[0] == 0
+    code, out, err = run(place, "parts", *budget, "6", capsys=capsys)
     assert (code, json.loads(out)) == (0, {"step": 6, "patches": 24})
     assert "at step 2" in err
     whole, parts = (load_checkpoint(place / f / "last.safetensors") for f in ("whole", "parts"))
@@ -97,12 +88,12 @@ def test_a_stopped_burst_goes_on_to_the_same_weights(place, script, capsys):
     assert not torch.equal(whole.network.state_dict()["tail.weight"], last)
 
 
-def test_time_is_kept_and_the_state_is_that_before_the_decay(place, script, capsys, monkeypatch):
+def test_time_is_kept_and_the_state_is_that_before_the_decay(place, capsys, monkeypatch):
     seconds = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(seconds))  # one second a look
-    monkeypatch.setattr(script, "time", clock)
+    monkeypatch.setattr(train_burst, "time", clock)
     words = ("--minutes", "0.5", "--decay", "0.5", "--batch", "2")
-    code, out, _ = run(script, place, "timed", *words, capsys=capsys)
+    code, out, _ = run(place, "timed", *words, capsys=capsys)
     done = json.loads(out)
     state = torch.load(place / "timed" / "state.pt", weights_only=True)
     assert code == 0
@@ -112,21 +103,21 @@ def test_time_is_kept_and_the_state_is_that_before_the_decay(place, script, caps
     assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(2.5e-3)
 
 
-def test_the_limit_of_the_packed_file_is_kept(place, script):
+def test_the_limit_of_the_packed_file_is_kept(place):
     sizes = [path.stat().st_size for path in (place / "images").iterdir()]
     limit = (max(sizes) + 1000) / 2**20
-    taken, found = script.pack([place / "images"], place / "one.zip", limit)
+    taken, found = train_burst.pack([place / "images"], place / "one.zip", limit)
     assert (taken, found) == (1, 2)
     assert (place / "one.zip").stat().st_size <= limit * 2**20
 
 
-def test_what_cannot_be_used_is_refused(place, script, capsys):
+def test_what_cannot_be_used_is_refused(place, capsys):
     (place / "bad.zip").write_bytes(b"no zip file")
     with pytest.raises(DataError, match="not a packed file"):
-        script.Images.read(place / "bad.zip", 2, 8, torch.device("cpu"))
+        train_burst.Images.read(place / "bad.zip", 2, 8, torch.device("cpu"))
     words = ("--minutes", "1", "--steps", "1")
-    assert run(script, place, "p", *words, "--set", "data.degradation={}", capsys=capsys)[0] == 2
-    assert run(script, place, "q", *words, capsys=capsys)[0] == 0
-    code, _, err = run(script, place, "q", *words, "--set", "network.embed_dim=16", capsys=capsys)
+    assert run(place, "p", *words, "--set", "data.degradation={}", capsys=capsys)[0] == 2
+    assert run(place, "q", *words, capsys=capsys)[0] == 0
+    code, _, err = run(place, "q", *words, "--set", "network.embed_dim=16", capsys=capsys)
     assert code == 2
     assert "another network" in err

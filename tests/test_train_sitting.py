@@ -1,20 +1,17 @@
 """A sitting of training: what is published, what is written down."""
 
 import csv
-import importlib
 import itertools
 import json
 import signal
-from pathlib import Path
 
 import pytest
 import torch
+import train_sitting
 
 from srnet.checkpoint import load_checkpoint, save_checkpoint
 from srnet.config import load_config
 from srnet.network import SRNet
-
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
 @pytest.fixture
@@ -38,14 +35,12 @@ def place(tmp_path, photo_folders, tiny_run):
 @pytest.fixture
 def sitting(place, monkeypatch, capfd):
     """A function: runs the script in the folder, returns what it says."""
-    monkeypatch.syspath_prepend(str(SCRIPTS))
     monkeypatch.chdir(place)
-    script = importlib.import_module("train_sitting")
     previous = signal.getsignal(signal.SIGTERM)
 
     def run(*words):
         paths = ["--validation", "validation", "--checkpoints", "checkpoints"]
-        assert script.main([*map(str, words), *paths, "--ledger", "log.csv"]) == 0
+        assert train_sitting.main([*map(str, words), *paths, "--ledger", "log.csv"]) == 0
         return capfd.readouterr().out
 
     yield run
