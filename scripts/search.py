@@ -97,11 +97,6 @@ RECIPES = {
     "wide": Arm(
         "40 channels, 8 convolutions", ("network.embed_dim=40", "network.convs_per_block=2")
     ),
-    "norm": Arm("layer norm before each block", ("network.norm=true",)),
-    "depthwise": Arm(
-        "each convolution 1x1, depthwise 3x3, 1x1", ("network.feed_forward=depthwise",)
-    ),
-    "gain": Arm("residual branches start at full strength", ("network.residual_gain=1.0",)),
     "deep": Arm("24 channels, 21 convolutions", ("network.embed_dim=24", "network.num_blocks=7")),
 }
 

@@ -63,12 +63,6 @@ class NetworkConfig:
     """Channels p of the predictor's projections."""
     predictor_slope: float = 0.1
     """Relevance lost per pixel of distance from the group's centre (m0)."""
-    norm: bool = False
-    """Layer norm over channels before each block's convolutions."""
-    feed_forward: Literal["dense", "depthwise"] = "dense"
-    """3x3 convolutions, or each replaced by 1x1 to twice the channels, depthwise 3x3, 1x1."""
-    residual_gain: float = 0.3
-    """Factor on each block's last weights at the start."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -29,32 +29,6 @@ def _conv(in_channels: int, out_channels: int, gain: float) -> nn.Conv2d:
     return conv
 
 
-def _depthwise(in_channels: int, out_channels: int, gain: float) -> nn.Sequential:
-    """1x1 to twice the channels, depthwise 3x3, 1x1, as MobileNetV2's blocks."""
-    wide = 2 * in_channels
-    convs = (
-        nn.Conv2d(in_channels, wide, 1),
-        nn.Conv2d(wide, wide, 3, padding=1, groups=wide),
-        nn.Conv2d(wide, out_channels, 1),
-    )
-    for conv, factor in zip(convs, (1.0, 1.0, gain), strict=True):
-        nn.init.kaiming_normal_(conv.weight, a=_LEAK, nonlinearity="leaky_relu")
-        assert conv.bias is not None
-        nn.init.zeros_(conv.bias)
-        with torch.no_grad():
-            conv.weight.mul_(factor)
-    first, middle, last = convs
-    return nn.Sequential(first, nn.LeakyReLU(_LEAK), middle, nn.LeakyReLU(_LEAK), last)
-
-
-class ChannelNorm(nn.LayerNorm):
-    """Layer norm over the channels of (B, C, H, W)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C, H, W)."""
-        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-
 def bicubic_kernels(scale: int) -> Tensor:
     """The 5x5 filters that give each of the scale^2 sub-pixels of a bicubic enlargement, (scale^2, 1, 5, 5).
 
@@ -88,19 +62,16 @@ class Block(nn.Module):
             else None
         )
         n = config.convs_per_block
-        make = _conv if config.feed_forward == "dense" else _depthwise
-        self.norm = ChannelNorm(config.embed_dim) if config.norm else None
         # small residual branches: near the identity at first, which leaves the plateau of a linear filter
         self.convs = nn.ModuleList(
-            make(config.embed_dim, config.embed_dim, config.residual_gain if i == n - 1 else 1.0)
-            for i in range(n)
+            _conv(config.embed_dim, config.embed_dim, 0.3 if i == n - 1 else 1.0) for i in range(n)
         )
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) to (B, C, H, W)."""
         if self.attention is not None:
             x = x + self.attention(x)
-        y = x if self.norm is None else self.norm(x)
+        y = x
         for i, conv in enumerate(self.convs):
             y = conv(F.leaky_relu(y, _LEAK) if i else y)
         return x + y
