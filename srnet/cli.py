@@ -7,8 +7,10 @@ import argparse
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
 
@@ -35,10 +37,18 @@ _FULL = {errno.ENOSPC, errno.EFBIG, errno.EIO}  # where stdout goes
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
 
+    chosen: argparse.ArgumentParser | None = None
+    """The parser of the command that was given, on the parser that knows them all."""
+
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: -") or "ignored explicit" in message:
+        parser = self.chosen or self
+        option = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
+        near = get_close_matches(option, re.findall(r"--[\w-]+", parser.format_usage()), 1)
+        if option.startswith("--") and near:
+            message += f"; did you mean {near[0]}?"
+        elif message.startswith("unrecognized arguments: -") or "ignored explicit" in message:
             message += "; put names that start with a dash after --"
-        self.exit(2, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+        self.exit(2, f"{parser.prog}: error: {message}; see {parser.prog} --help\n")
 
 
 def build_parser(chosen: str | None) -> argparse.ArgumentParser:
@@ -62,6 +72,7 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
         )
         if name == chosen:
             import_module(module).add_arguments(sub)
+            parser.chosen = sub
     return parser
 
 

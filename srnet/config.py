@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -313,11 +315,23 @@ class RunConfig:
             )
 
 
-def _first_problem(error: ValidationError) -> str:
+def _keys(config: Any, prefix: str = "") -> Iterator[str]:
+    """Every setting below a class of settings, as in ``optim.loss``."""
+    for name, kind in get_type_hints(config).items():
+        yield prefix + name
+        for section in (kind, *get_args(kind)):  # a section may be one of several types
+            if is_dataclass(section):
+                yield from _keys(section, f"{prefix}{name}.")
+
+
+def _first_problem(error: ValidationError, config: type) -> str:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"]) or "file"
     cause = first.get("ctx", {}).get("error")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "unexpected_keyword_argument":
+        near = get_close_matches(where, _keys(config), 1)
+        return f"{where} is no setting{f'; did you mean {near[0]}?' if near else ''}{more}"
     given = "" if isinstance(first["input"], dict | list) else f", got {first['input']!r}"
     return (
         f"{cause}{more}"
@@ -335,7 +349,9 @@ def network_config_from_dict(values: dict[str, Any]) -> NetworkConfig:
     try:
         return TypeAdapter(NetworkConfig).validate_python(values)
     except ValidationError as error:
-        raise ConfigError(f"network configuration: {_first_problem(error)}") from None
+        raise ConfigError(
+            f"network configuration: {_first_problem(error, NetworkConfig)}"
+        ) from None
 
 
 def _override(values: dict[str, Any], word: str) -> None:
@@ -386,4 +402,4 @@ def load_config(path: str | Path, overrides: tuple[str, ...] = ()) -> RunConfig:
     try:
         return TypeAdapter(RunConfig).validate_python(values)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_first_problem(error)}") from None
+        raise ConfigError(f"{path}: {_first_problem(error, RunConfig)}") from None

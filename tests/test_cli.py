@@ -60,7 +60,9 @@ def test_every_command_has_help(name, capsys):
         ([], "required: COMMAND"),
         (["enlarge"], "invalid choice: 'enlarge'"),
         (["models", "--colour"], "unrecognized arguments: --colour"),
-        (["models", "--js"], "unrecognized arguments: --js"),
+        (["models", "--js"], r"unrecognized arguments: --js.* see srnet models --help"),
+        (["upscale", "a.png", "--with", "8"], r"did you mean --width\?"),
+        (["upscale", "a.png", "--zzzzz"], "put names that start with a dash after --"),
     ],
 )
 def test_usage_errors_are_one_line_and_exit_2(words, pattern, capsys):

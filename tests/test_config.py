@@ -47,7 +47,11 @@ def test_overrides_replace_single_values() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("network.scal=2", "network.scal"),
+        ("network.scal=2", "network.scal is no setting; did you mean network.scale?"),
+        ("train.max_steps=2", "train is no setting; did you mean trainer?"),
+        ("data.degradation.blurr=[1, 2]", "did you mean data.degradation.blur?"),
+        ("data.degradation.clean=2", "data.degradation.clean is 2.0; use 0 to 1"),
+        ("qqq=1", "qqq is no setting"),
         ("network.scale=5", "network.scale: Input should be 2, 3 or 4, got 5"),
         ("network.num_heads=7", "embed_dim 24 is not divisible by num_heads 7"),
         ("network.head_dim=0", "head_dim is 0; use at least 1"),
@@ -94,7 +98,7 @@ def test_network_config_from_plain_values() -> None:
     assert network_config_from_dict({"scale": 3, "attention_blocks": [0]}) == NetworkConfig(
         scale=3, attention_blocks=(0,)
     )
-    with pytest.raises(ConfigError, match="Unexpected keyword argument"):
+    with pytest.raises(ConfigError, match="size is no setting"):
         network_config_from_dict({"scale": 3, "size": 1})
 
 
