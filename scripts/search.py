@@ -148,7 +148,7 @@ def write_start(args: argparse.Namespace, arm: str) -> Path:
     return path
 
 
-def time_steps(args: argparse.Namespace, rounds: int = 7) -> dict[str, tuple[float, float]]:
+def time_steps(args: argparse.Namespace, rounds: int = 15) -> dict[str, tuple[float, float]]:
     """Seconds of a training step, and of upscaling 256x256 pixels: medians over interleaved rounds, by arm."""
     configs = {arm: load_config(args.config, tuple(settings(args, arm))) for arm in args.arms}
     networks = {arm: SRNet(config.network) for arm, config in configs.items()}
