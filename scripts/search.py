@@ -70,10 +70,6 @@ ARMS = {
         "top-64 of 32x32, one layer, one head of 16 channels",
         (ONE, "network.num_heads=1", "network.head_dim=16"),
     ),
-    "mean": Arm(
-        "top-64 of 32x32 by the first head's score of the mean query, one layer",
-        (ONE, "network.predictor_dim=0"),
-    ),
     "late": Arm(
         "top-64 of 32x32, one layer, after the last block",
         ("network.attention_blocks=[5]",),

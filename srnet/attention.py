@@ -276,9 +276,7 @@ class SparseAttention(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.q = nn.Linear(dim, num_heads * head_dim, bias=False)
         self.kv = nn.Linear(dim, 2 * num_heads * head_dim, bias=False)
-        self.predictor = nn.Linear(dim, 2 * max(1, predictor_dim), bias=False)
-        self.mean_query = predictor_dim == 0
-        self.head_dim = head_dim
+        self.predictor = nn.Linear(dim, 2 * predictor_dim, bias=False)
         self.out = nn.Linear(num_heads * head_dim, dim)
         self.slopes = alibi_slopes(num_heads)
         self.reset_parameters()
@@ -301,20 +299,6 @@ class SparseAttention(nn.Module):
 
     def select(self, normed: Tensor) -> tuple[Tensor, Tensor]:
         """Relevance and index (B, Y, X, K) of the keys selected for a normalised feature (B, H, W, C)."""
-        if self.mean_query:
-            with torch.no_grad():
-                query, key, _ = (
-                    *self.q.weight.split(self.head_dim)[:1],
-                    *self.kv.weight.split(self.head_dim)[:2],
-                )
-                pq, pk = (
-                    F.linear(normed, torch.cat([query, key])).permute(0, 3, 1, 2).chunk(2, dim=1)
-                )
-                relevance = predict_relevance(
-                    pq, pk, self.group_size, self.region_size, self.slopes[0]
-                )
-                kept, index = select_top_k(relevance, self.top_k)
-                return torch.where(kept.isfinite(), torch.zeros_like(kept), kept), index
         pq, pk = self.predictor(normed).permute(0, 3, 1, 2).chunk(2, dim=1)
         relevance = predict_relevance(
             pq, pk, self.group_size, self.region_size, self.predictor_slope

@@ -74,6 +74,7 @@ class NetworkConfig:
             "num_heads",
             "group_size",
             "top_k",
+            "predictor_dim",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"network.{name} is {getattr(self, name)}; use at least 1")
