@@ -4,8 +4,9 @@
     python scripts/predictor_study.py --write docs/architecture.md   # puts the table between its markers there
 
 Full attention scores all candidates of a group by q.k and distance. Printed is the share of it held by as many keys as
-the group keeps: the predictor's, ones drawn at random, the nearest, and the best list that the group can have; and the
-PSNR-Y that is lost where the layer is taken out of the network.
+the group keeps: the predictor's, ones drawn at random, the nearest, those that the mean of the group's queries would
+choose, and the best list that the group can have; and the PSNR-Y that is lost where the layer is taken out of the
+network.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ COLUMNS = (
     "predictor",
     "random",
     "nearest",
+    "mean query",
     "best",
     "of its own",
     "best keys found",
@@ -111,6 +113,7 @@ def row(name: str, layers: Sequence[LayerStatistics], loss: float) -> tuple[str,
         mean([s.mass.selected for s in layers]),
         mean([s.mass.chance for s in layers]),
         mean([s.mass.nearest for s in layers]),
+        mean([s.mass.mean_query for s in layers]),
         mean([s.mass.oracle for s in layers]),
         mean([s.mass.selected_of_own for s in layers]),
         f"{mean([s.recall for s in layers])} ({mean([s.recall_chance for s in layers])})",
@@ -126,10 +129,11 @@ def section(rows: Sequence[tuple[str, ...]], images: int, command: str) -> str:
         f"Made by `{command}`: shares of full attention, in percent, means over {images} photographs and the examined",
         "groups of each. Full attention scores all candidates by q.k and distance; the predictor's relevance takes no",
         "part in it. Each list has as many keys as a group keeps: the predictor's, random ones, the nearest ones, the",
-        'best list that the group can have. "Of its own" is the share of the attention that the layer itself would',
-        'compute if it kept all candidates, relevance included: what is lost by keeping few. "Best keys found" is the',
-        "share of the best list that the predictor has, in brackets that of random keys. The last column is the",
-        "PSNR-Y that taking the layer out costs without further training, median over the photographs.",
+        "ones with the best score for the mean of the group's queries in the first head, the best list that the group",
+        'can have. "Of its own" is the share of the attention that the layer itself would compute if it kept all',
+        'candidates, relevance included: what is lost by keeping few. "Best keys found" is the share of the best list',
+        "that the predictor has, in brackets that of random keys. The last column is the PSNR-Y that taking the layer",
+        "out costs without further training, median over the photographs.",
         "",
         f"| {' | '.join(COLUMNS)} |",
         f"| {' | '.join('---' for _ in COLUMNS)} |",

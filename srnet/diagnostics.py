@@ -79,6 +79,8 @@ class AttentionMass:
     """The predictor's keys."""
     oracle: float
     """The best list of keys for the group, all its queries and heads together."""
+    mean_query: float
+    """Those with the best score for the mean of the group's queries, in the first head."""
     nearest: float
     """The nearest keys."""
     chance: float
@@ -457,7 +459,9 @@ def _recall(parts: _Layer, scale: float) -> tuple[dict[str, float], AttentionMas
     to_centre = torch.hypot(axis[:, None], axis[None, :]).flatten()
 
     sums = dict.fromkeys(("selected", "nearest", "chance", "nearest_share"), 0.0)
-    held = dict.fromkeys(("selected", "oracle", "nearest", "chance", "selected_of_own"), 0.0)
+    held = dict.fromkeys(
+        ("selected", "oracle", "mean_query", "nearest", "chance", "selected_of_own"), 0.0
+    )
     oracle_keys, total = 0, 0.0
     spreads = []
     for groups in torch.split(parts.spread(_RECALL_GROUPS), _CHUNK):
@@ -471,6 +475,11 @@ def _recall(parts: _Layer, scale: float) -> tuple[dict[str, float], AttentionMas
         nearest = _mark(ranked.indices, exists)
         near = exists & (far <= ranked.values.amax(1, keepdim=True))  # with ties
         chosen = _mark(parts.index.flatten(0, 2)[groups], exists)
+        real = some.real_GN[..., None]
+        mean_q = (some.q_GHND[:, 0] * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)
+        for_mean = (mean_q @ some.k_GHKD[:, 0].transpose(1, 2))[:, 0] * scale  # (G, M)
+        for_mean = for_mean - parts.slopes[0] * to_centre
+        mean_query = _mark(for_mean.masked_fill(~exists, -math.inf).topk(K).indices, exists)
         oracle_keys += int(oracle.sum())
         sums["selected"] += float((chosen & oracle).sum())
         sums["nearest"] += float((nearest & oracle).sum())
@@ -482,6 +491,7 @@ def _recall(parts: _Layer, scale: float) -> tuple[dict[str, float], AttentionMas
         total += float(mass.sum())
         held["selected"] += float(mass[chosen].sum())
         held["oracle"] += float(mass[oracle].sum())
+        held["mean_query"] += float(mass[mean_query].sum())
         held["nearest"] += float(mass[nearest].sum())
         held["chance"] += float((mass.sum(1) * oracle.sum(1) / exists.sum(1)).sum())
         held["selected_of_own"] += float(own[chosen].sum())

@@ -174,7 +174,8 @@ def test_statistics_equal_a_plain_count(lr, D):
     scores, largest, entropies, distances = [], [], [], []
     selected = set()
     hits = nearest_hits = oracle_size = 0
-    held = {"selected": 0.0, "oracle": 0.0, "nearest": 0.0, "chance": 0.0, "selected_of_own": 0.0}
+    names = ("selected", "oracle", "mean_query", "nearest", "chance", "selected_of_own")
+    held = dict.fromkeys(names, 0.0)
     for gy in range(2):
         for gx in range(2):
             y0, x0 = gy * 8, gx * 8
@@ -229,6 +230,14 @@ def test_statistics_equal_a_plain_count(lr, D):
             held["selected_of_own"] += float(own[chosen].sum())
             held["oracle"] += float(mass.topk(min(60, len(square))).values.sum())
             held["nearest"] += float(mass[[square.index(p) for p in ordered[:60]]].sum())
+            group_q = torch.stack([q[place][0] for place in pixels]).mean(0)
+            liking = [
+                float(group_q @ k[place][0]) * D**-0.5 - 2.0**-4 * math.dist(place, middle)
+                for place in square
+            ]
+            held["mean_query"] += float(
+                mass[torch.tensor(liking).topk(min(60, len(square))).indices].sum()
+            )
             held["chance"] += float(mass.sum()) * min(60, len(square)) / len(square)
     head = s.heads[0]
     assert s.scale == pytest.approx(D**-0.5, rel=1e-3)
@@ -248,7 +257,8 @@ def test_statistics_equal_a_plain_count(lr, D):
     for name, value in held.items():
         tolerance = 0.02 if name == "nearest" else 1e-4  # ties of distance
         assert getattr(s.mass, name) == pytest.approx(value / queries, abs=tolerance), name
-    assert max(s.mass.selected, s.mass.nearest, s.mass.chance) < s.mass.oracle < 1
+    others = (s.mass.selected, s.mass.mean_query, s.mass.nearest, s.mass.chance)
+    assert max(others) < s.mass.oracle < 1
 
 
 def test_histograms_and_attention_are_shares(lr):

@@ -62,7 +62,7 @@ def test_every_arm_is_a_configuration_and_a_row(tmp_path, recipes):
             "validation": 26 + i / 100,
             "test": 25.0,
         }
-        for i, arm in enumerate(arms)
+        for i, arm in enumerate([*arms, "one that is gone"])
     ]
     lines = search.table(rows, "Urban", recipes).splitlines()[2:]
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == [
