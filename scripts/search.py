@@ -65,7 +65,6 @@ ARMS = {
     ),
     "three": Arm("top-64 of 32x32, three layers", (THREE,)),
     "one": Arm("top-64 of 32x32, one layer", (ONE,)),
-    "apart": Arm("top-64 of 32x32, one layer, keys' start apart", (ONE,), apart=True),
     "thin": Arm(
         "top-64 of 32x32, one layer, one head of 16 channels",
         (ONE, "network.num_heads=1", "network.head_dim=16"),
@@ -87,7 +86,6 @@ RECIPES = {
     "muon": Arm("Muon, rate 2.5e-3, 16 patches of 32x32"),
     "muon-1e-3": Arm("Muon, rate 1e-3", ("optim.learning_rate=1e-3",)),
     "adamw": Arm("AdamW, rate 1e-3", ("optim.optimizer=adamw", "optim.learning_rate=1e-3")),
-    "adamw-2e-3": Arm("AdamW, rate 2e-3", ("optim.optimizer=adamw", "optim.learning_rate=2e-3")),
     "batch-8": Arm("8 patches of 32x32", ("data.batch_size=8",)),
     "patch-48": Arm("7 patches of 48x48", ("data.patch_size=48", "data.batch_size=7")),
     "mse": Arm("mean squared error", ("optim.loss=mse",)),
@@ -96,7 +94,6 @@ RECIPES = {
     "wide": Arm(
         "40 channels, 8 convolutions", ("network.embed_dim=40", "network.convs_per_block=2")
     ),
-    "deep": Arm("24 channels, 21 convolutions", ("network.embed_dim=24", "network.num_blocks=7")),
 }
 
 

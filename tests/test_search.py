@@ -51,7 +51,7 @@ def test_every_arm_is_a_configuration_and_a_row(tmp_path, recipes):
     config = search.RECIPE_CONFIG if recipes else search.CONFIG
     arms = search.RECIPES if recipes else search.ARMS
     networks = {arm: load_config(config, tuple(search.settings(args, arm))) for arm in arms}
-    assert len({(str(c), arms[arm].apart) for arm, c in networks.items()}) == len(arms)
+    assert len({str(c) for c in networks.values()}) == len(arms)
     rows = [
         {
             "arm": arm,
