@@ -49,7 +49,7 @@ def test_overrides_replace_single_values() -> None:
     [
         ("network.scal=2", "network.scal is no setting; did you mean network.scale?"),
         ("train.max_steps=2", "train is no setting; did you mean trainer?"),
-        ("data.degradation.blurr=[1, 2]", "did you mean data.degradation.blur?"),
+        ("data.degradation.blurs=[1, 2]", "did you mean data.degradation.blur?"),
         ("data.degradation.clean=2", "data.degradation.clean is 2.0; use 0 to 1"),
         ("qqq=1", "qqq is no setting"),
         ("network.scale=5", "network.scale: Input should be 2, 3 or 4, got 5"),
