@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
 
@@ -42,11 +41,13 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         parser = self.chosen or self
-        option = message.removeprefix("unrecognized arguments: ").split()[0].partition("=")[0]
-        near = get_close_matches(option, re.findall(r"--[\w-]+", parser.format_usage()), 1)
-        if option.startswith("--") and near:
-            message += f"; did you mean {near[0]}?"
-        elif message.startswith("unrecognized arguments: -") or "ignored explicit" in message:
+        if unknown := re.match(r"unrecognized arguments: (--[\w-]+)", message):
+            from difflib import get_close_matches
+
+            options = re.findall(r"--[\w-]+", parser.format_help())
+            for near in get_close_matches(unknown[1], options, 1):
+                message += f" (did you mean {near}?)"
+        if message.startswith("unrecognized arguments: -") or "ignored explicit" in message:
             message += "; put names that start with a dash after --"
         self.exit(2, f"{parser.prog}: error: {message}; see {parser.prog} --help\n")
 

@@ -61,7 +61,10 @@ def test_every_command_has_help(name, capsys):
         (["enlarge"], "invalid choice: 'enlarge'"),
         (["models", "--colour"], "unrecognized arguments: --colour"),
         (["models", "--js"], r"unrecognized arguments: --js.* see srnet models --help"),
+        (["upscale", "a.png", "--modl", "x"], r"did you mean --model\?"),
         (["upscale", "a.png", "--with", "8"], r"did you mean --width\?"),
+        # as likely a file of that name as a mistake
+        (["upscale", "--model.png"], r"did you mean --model\?.* put names that start with a dash"),
         (["upscale", "a.png", "--zzzzz"], "put names that start with a dash after --"),
     ],
 )

@@ -5,7 +5,7 @@ import math
 import sys
 
 import pytest
-import scaling_page as page
+import scaling_page
 import scaling_study as study
 import torch
 
@@ -56,13 +56,13 @@ def test_a_difference_within_the_spread_is_none():
 
     def outcome(*scores):
         result = {"super_resolution": {"sqrt(d_k)": runs(30.0, 30.1, 30.2), "x": runs(*scores)}}
-        return page.compare(result, "x")
+        return scaling_page.compare(result, "x")
 
     assert outcome(30.05, 30.15, 30.25).startswith("no difference (+0.05 dB")
     assert outcome(29.0, 29.1, 29.2) == "worse by 1.00 dB (spread 0.10)"
     assert outcome(31.0, 31.1, 31.2) == "better by 1.00 dB (spread 0.10)"
     assert outcome(29.0, 30.0, 31.0).startswith("no difference")
-    assert page.compare({"super_resolution": {}}, "x") == "not run"
+    assert scaling_page.compare({"super_resolution": {}}, "x") == "not run"
 
 
 def test_quick_run_writes_the_page(tmp_path, monkeypatch):
