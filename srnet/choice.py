@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from srnet.checkpoint import Kind, default_model, usable_model
+from srnet.config import SCALES
 
 POOR = 85
 """JPEG quality below which the model for compressed photographs is taken."""
 
-_WORDS: dict[Kind, str] = {"classical": "for clean images", "photo": "for compressed photographs"}
+_CLASSICAL, _PHOTO = "for clean images", "for compressed photographs"
 
 # Annex K of ITU T.81, row by row: the luminance table that libjpeg scales by its quality
 _LUMINANCE = (
@@ -38,23 +39,25 @@ class Choice:
     reason: str
 
 
-def choose_model(paths: Sequence[Path], scale: int) -> Choice:
-    """Chooses between the classical and the photo model of a scale.
+def choose_model(paths: Sequence[Path], factor: float) -> Choice:
+    """Chooses between the classical and the photo model of the smallest scale that reaches a factor.
+
+    A photo model of a larger scale, whose result is then shrunk, is still the better one for compressed photographs
+    (`scripts/results.py` measures it).
 
     Args:
         paths: Images; their content is not decoded.
-        scale: Enlargement factor of the model.
+        factor: Enlargement asked for; beyond the largest scale, models of the largest scale are taken.
 
     Returns:
         The choice; the classical model where there is no photo model.
 
     Raises:
-        CheckpointError: No model has this scale.
+        CheckpointError: No model reaches the factor.
     """
-    names: dict[Kind, str | None] = {
-        "classical": default_model(scale),
-        "photo": usable_model(scale, "photo"),
-    }
+    scales = [scale for scale in SCALES if scale >= min(factor, SCALES[-1])]
+    classical = _first(scales, "classical") or default_model(scales[0])  # which says what to do
+    photo = _first(scales, "photo")
     qualities = [jpeg_quality(path) for path in paths]
     poor = [quality for quality in qualities if quality is not None and quality < POOR]
     if len(paths) == 1:
@@ -63,19 +66,19 @@ def choose_model(paths: Sequence[Path], scale: int) -> Choice:
         why = f"{paths[0].name} is {form}"
     else:
         why = f"{len(poor)} of {len(paths)} images are JPEG of a quality below {POOR}"
-    wanted: Kind = "photo" if 2 * len(poor) > len(paths) else "classical"
-    name, other = names[wanted], names["classical" if wanted == "photo" else "photo"]
-    if name is None:
-        name = default_model(scale)
-        reason = f"although {why}: no x{scale} model {_WORDS['photo']} is here"
-        return Choice(name, f"{name} ({_WORDS['classical']}), {reason}")
-    rest = (
-        ""
-        if other is None
-        else f"; -n {other} takes the one "
-        + next(words for kind, words in _WORDS.items() if kind != wanted)
-    )
-    return Choice(name, f"{name} ({_WORDS[wanted]}), since {why}{rest}")
+    if 2 * len(poor) <= len(paths):
+        rest = f"; -n {photo} takes the one {_PHOTO}" if photo else ""
+        return Choice(classical, f"{classical} ({_CLASSICAL}), since {why}{rest}")
+    if photo is None:
+        why = f"although {why}: no model {_PHOTO} that reaches x{factor:g} is here"
+        return Choice(classical, f"{classical} ({_CLASSICAL}), {why}")
+    rest = f"; -n {classical} takes the one {_CLASSICAL}"
+    return Choice(photo, f"{photo} ({_PHOTO}), since {why}{rest}")
+
+
+def _first(scales: Sequence[int], kind: Kind) -> str | None:
+    """The first model of a kind that is here, of the first scale that has one."""
+    return next(filter(None, (usable_model(scale, kind) for scale in scales)), None)
 
 
 def jpeg_quality(path: Path) -> int | None:

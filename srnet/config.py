@@ -32,6 +32,9 @@ _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
 
+Scale = Literal[2, 3, 4]
+SCALES: tuple[int, ...] = get_args(Scale)
+
 _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
@@ -41,7 +44,7 @@ class NetworkConfig:
 
     __pydantic_config__ = _STRICT
 
-    scale: Literal[2, 3, 4]
+    scale: Scale
     """Enlargement factor."""
     embed_dim: int = 48
     """Channels C of the feature map."""

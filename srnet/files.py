@@ -186,6 +186,23 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Found:
+    """The images among what was named.
+
+    Attributes:
+        inputs: Files, folders and patterns, as named.
+        recursive: Whether folders inside folders were looked into.
+        images: Each image, and its path relative to the folder it was found in.
+        ignored: Files in folders that are no images, are results of an earlier run, or stand in the output folder.
+    """
+
+    inputs: tuple[Path, ...]
+    recursive: bool
+    images: tuple[tuple[Path, Path], ...]
+    ignored: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a run will do.
 
@@ -198,44 +215,36 @@ class Plan:
     ignored: tuple[Path, ...]
 
 
-def plan(
-    inputs: Sequence[Path],
-    output: Path | None,
-    options: Options,
-    scale: int,
-    recursive: bool = False,
-) -> Plan:
+def plan(found: Found, output: Path | None, options: Options, scale: int) -> Plan:
     """Decides which file becomes which, before anything is computed.
 
     Args:
-        inputs: Files, folders, and patterns with ``*``.
-        output: File or folder; None writes beside each input.
+        found: What `find_images` found, for the same output.
+        output: File or folder, in which trees are mirrored; None writes beside each input.
         options: How results are named.
         scale: Enlargement factor of the network.
-        recursive: Also take what is in folders inside folders; the tree is mirrored below the output.
 
     Returns:
         One job for each image.
 
     Raises:
         ConfigError: If there are no images, two inputs would become one file, or a result would replace an input.
-        ImageError: If an input that is named does not exist.
     """
-    found, ignored = _collect(inputs, output, recursive)
-    single = len(inputs) == 1 and len(found) == 1 and inputs[0] == found[0][0]
+    inputs, images, ignored = found.inputs, found.images, list(found.ignored)
+    single = len(inputs) == 1 and len(images) == 1 and inputs[0] == images[0][0]
     if output is not None and single and not output.is_dir() and output.suffix:
         formats.format_of(options.format or output.suffix)
-        return Plan((Job(found[0][0], output),), ())
+        return Plan((Job(images[0][0], output),), ())
     if output is not None and output.suffix.lower() in formats.SUFFIXES and not output.is_dir():
         raise ConfigError(
-            f"{output} names one file, but there is a folder or {len(found)} images to put there; give a folder"
+            f"{output} names one file, but there is a folder or {len(images)} images to put there; give a folder"
         )
     if output is not None and output.exists() and not output.is_dir():
         hint = f", or a name such as {output}.png" if single else ""
         raise ConfigError(f"{output} is no folder; give a folder{hint}")
     targets: dict[Path, Path] = {}
     by_target = defaultdict(list)
-    for source, relative in found:
+    for source, relative in images:
         folder = source.parent if output is None else output / relative.parent
         targets[source] = _target(source, folder, source.stem, options, scale)
         by_target[str(targets[source]).casefold()].append(source)
@@ -268,7 +277,7 @@ def plan(
         inside = [
             path for path in inputs if path.is_dir() and any(p.is_dir() for p in path.iterdir())
         ]
-        hint = "; --recursive looks into the folders inside" if inside and not recursive else ""
+        hint = "; --recursive looks into the folders inside" if inside and not found.recursive else ""
         raise ConfigError(
             f"{', '.join(map(str, inputs))}: no images in it, {len(ignored)} other files{hint}"
         )
@@ -659,17 +668,19 @@ def _target(source: Path, folder: Path, stem: str, options: Options, scale: int)
     return folder / f"{stem}{options.suffix.replace('{scale}', f'{factor:g}')}{suffix}"
 
 
-def find_images(inputs: Sequence[Path], recursive: bool = False) -> list[Path]:
-    """Lists the images that `plan` would take, before it is known where results go.
+def find_images(inputs: Sequence[Path], output: Path | None, recursive: bool) -> Found:
+    """Lists the images to upscale.
 
     Args:
         inputs: Files, folders, and patterns with ``*``.
+        output: File or folder that results go to, which is not looked into; None for beside each input.
         recursive: Also take what is in folders inside folders.
 
     Raises:
         ImageError: If nothing matches a pattern.
     """
-    return [file for file, _ in _collect(inputs, None, recursive)[0]]
+    images, ignored = _collect(inputs, output, recursive)
+    return Found(tuple(inputs), recursive, tuple(images), tuple(ignored))
 
 
 def _collect(

@@ -110,35 +110,29 @@ class Model:
     notes: tuple[str, ...] = ()
 
 
-def load_model(name_or_path: str | Path, *, scale: int | None = None) -> Model:
+def load_model(name_or_path: str | Path) -> Model:
     """Loads a model for upscaling.
 
     Args:
         name_or_path: Name of a shipped checkpoint, or a ``.safetensors``, ``.pth``, ``.pt`` or ``.ckpt`` file.
-        scale: The scale that is wanted; None takes any.
 
     Returns:
         The model.
 
     Raises:
-        CheckpointError: The file is missing, damaged, wants to run code, is of no known architecture or of another
-            scale; or spandrel is needed and not installed.
+        CheckpointError: The file is missing, damaged, wants to run code, or is of no known architecture; or spandrel
+            is needed and not installed.
     """
     path = Path(name_or_path)
     shipped = isinstance(name_or_path, str) and name_or_path in {m.name for m in shipped_models()}
     pickled = not shipped and path.is_file() and _is_pickle(path)
     header = None if shipped or pickled or not path.is_file() else read_header(path)
     if not pickled and (header is None or header.metadata.get("format") == "srnet"):
-        checkpoint = load_checkpoint(name_or_path, scale=scale)
+        checkpoint = load_checkpoint(name_or_path)
         return Model(checkpoint.name, checkpoint.network)
     content = _read_pickle(path) if header is None else _read_safetensors(path, header)
     weights, config = _unwrap(path, content)
     model = _own(path, weights, config) or _other(path, weights)
-    if scale is not None and model.network.scale != scale:
-        raise CheckpointError(
-            f"{path}: upscales x{model.network.scale}, but x{scale} is wanted; "
-            f"take an x{scale} model or ask for x{model.network.scale}"
-        )
     model.network.float().eval()
     return model
 

@@ -85,8 +85,24 @@ def test_without_a_photo_model_the_classical_one_says_so(pictures, photo_model):
     poor, clean = (choose_model([pictures / name], 2) for name in ("q60.jpg", "clean.png"))
     assert poor.model == clean.model == photo_model
     assert "although q60.jpg is a JPEG of quality about 60" in poor.reason
-    assert "no x2 model for compressed photographs is here" in poor.reason
+    assert "no model for compressed photographs that reaches x2 is here" in poor.reason
     assert "-n" not in clean.reason
+
+
+@pytest.mark.parametrize(
+    ("factor", "poor", "clean"),
+    [
+        (1.5, "srnet-photo-x2", "srnet-small-x2"),
+        (2, "srnet-photo-x2", "srnet-small-x2"),
+        (2.5, "srnet-photo-x4", "srnet-small-x4"),
+        (3, "srnet-photo-x4", "srnet-small-x4"),
+        (4, "srnet-photo-x4", "srnet-small-x4"),
+        (7.5, "srnet-photo-x4", "srnet-small-x4"),
+    ],
+)
+def test_the_smallest_scale_that_reaches_the_factor(pictures, photo_model, factor, poor, clean):
+    assert choose_model([pictures / "q60.jpg"], factor).model == poor
+    assert choose_model([pictures / "clean.png"], factor).model == clean
 
 
 def test_upscale_prints_one_line_about_it(pictures, photo_model, capsys):

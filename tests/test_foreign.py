@@ -237,8 +237,6 @@ def test_other_refusals_are_one_line(tmp_path):
         with pytest.raises(CheckpointError, match=words) as caught:
             load_model(tmp_path / name)
         assert "\n" not in str(caught.value)
-    with pytest.raises(CheckpointError, match="upscales x4, but x2 is wanted"):
-        load_model(tmp_path / "a.pth", scale=2)
 
 
 def test_without_spandrel_the_way_to_it_is_told(tmp_path, monkeypatch):

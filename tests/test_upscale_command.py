@@ -145,7 +145,7 @@ def test_a_bad_input_is_one_line_and_leaves_nothing(upscale, tmp_path, name):
     ("words", "said"),
     [
         (["img.png", "-n", "no-such-model"], "no-such-model"),
-        (["img.png", "-n", "{x2}", "-s", "4"], "x2"),
+        (["img.png", "-n", "{x2}", "-s", "4"], "upscales x2, but x4 is wanted"),
         (["img.png", "-t", "big", "-n", "{x2}"], "'big'"),
         (["img.png", "-t", "-3", "-n", "{x2}"], "tile is -3"),
         (["img.png", "--overlap", "-3", "-n", "{x2}"], "overlap is -3"),
@@ -462,6 +462,21 @@ def test_exact_sizes(upscale, picture, tmp_path, words, size, mode):
     assert code == 0, err
     with Image.open(tmp_path / "b.png") as image:
         assert (image.size, image.mode) == (size, mode)
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_a_model_of_a_larger_scale_is_shrunk(upscale, tmp_path, photo, factor):
+    hr = Image.fromarray(photo("chelsea")[60:156, 100:196])
+    lr = hr.resize((96 // factor, 96 // factor), Image.Resampling.BICUBIC)
+    lr.save(tmp_path / "a.png")
+    code, _, err = upscale("a.png", "-o", "b.png", "-s", factor, model="srnet-small-x4")
+    assert code == 0, err
+
+    def error(image):
+        return np.square(np.asarray(image).astype(float) - np.asarray(hr)).mean()
+
+    bicubic = lr.resize(hr.size, Image.Resampling.BICUBIC)
+    assert error(Image.open(tmp_path / "b.png")) < 0.9 * error(bicubic)
 
 
 def test_resampling_keeps_the_picture(upscale, picture, tmp_path, photo):

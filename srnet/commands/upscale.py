@@ -213,10 +213,11 @@ def run(args: argparse.Namespace) -> int:
         decode.read_header(
             inputs[0], args.max_pixels
         )  # a bad only input fails before torch is loaded
-    upscaler, model, about = _load(args)
 
-    from srnet.files import Failure, Job, Options, Size, plan, upscale_files
+    from srnet.files import Failure, Job, Options, Size, find_images, plan, upscale_files
 
+    found = find_images(inputs, args.output, args.recursive)
+    upscaler, model, about = _load(args, [image for image, _ in found.images])
     size = Size(
         scale=args.scale,
         width=args.width,
@@ -238,7 +239,7 @@ def run(args: argparse.Namespace) -> int:
         existing="overwrite" if args.overwrite else "skip" if args.skip_existing else "refuse",
         max_pixels=args.max_pixels,
     )
-    planned = plan(inputs, args.output, options, upscaler.scale, args.recursive)
+    planned = plan(found, args.output, options, upscaler.scale)
     used = {
         "model": model,
         "scale": upscaler.scale,
@@ -343,34 +344,28 @@ def _check_size(args: argparse.Namespace) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is {value:g}; use more than 0")
 
 
-def _load(args: argparse.Namespace) -> tuple[Upscaler, str, list[str]]:
-    """Loads the model: the one asked for, else the smallest shipped one that reaches the size.
+def _load(args: argparse.Namespace, images: list[Path]) -> tuple[Upscaler, str, list[str]]:
+    """Loads the model: the one asked for, else the smallest one that suits the images and reaches the size.
 
     Returns:
         What computes, the model's name, and what the user should know about the choice.
     """
-    from srnet.checkpoint import shipped_models
     from srnet.choice import choose_model
-    from srnet.files import find_images
+    from srnet.config import SCALES
     from srnet.foreign import load_model
     from srnet.inference import DEFAULT_OVERLAP, Upscaler
 
     about: list[str] = []
     if args.model is not None:
-        # a whole factor that models exist for must be this model's own; anything else is resampled
-        wanted = int(args.scale) if args.scale in (2, 3, 4) else None
-        model = load_model(args.model, scale=wanted)
+        model = load_model(args.model)
+        # up to 4 there are models of the factor itself; beyond, the largest must do
+        if args.scale in SCALES and model.network.scale < args.scale:
+            raise ConfigError(
+                f"{args.model}: upscales x{model.network.scale}, but x{args.scale:g} is wanted; "
+                f"take an x{args.scale:g} model or ask for x{model.network.scale}"
+            )
     else:
-        scales = sorted({model.scale for model in shipped_models()})
-        sized = any(
-            getattr(args, name) is not None
-            for name in ("width", "height", "max_side", "megapixels")
-        )
-        factor = args.scale or (max(scales, default=4) if sized else 4)
-        choice = choose_model(
-            find_images([*args.inputs, *args.more], args.recursive),
-            next((s for s in scales if s >= factor), max(scales, default=4)),
-        )
+        choice = choose_model(images, args.scale or 4)
         about.append(choice.reason)
         model = load_model(choice.model)
     upscaler = Upscaler(
