@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from srnet.checkpoint import ModelEntry, load_checkpoint, read_header, shipped_models
+from srnet.config import SCALES
 from srnet.datasets import find_pairs
 from srnet.errors import SRNetError
 from srnet.evaluation import evaluate
@@ -103,24 +104,32 @@ def measure(
     store: Path,
 ) -> None:
     """Measures one checkpoint on every set that it was not measured on yet, and saves after each."""
-    jobs: list[tuple[str, Path, tuple[int, int] | None]] = []
+    jobs: list[tuple[str, Path, tuple[int, int] | None, int]] = []
     if data is not None:
-        jobs += [(name, data / name, None) for name in SETS if (data / name).is_dir()]
+        jobs += [(name, data / name, None, model.scale) for name in SETS if (data / name).is_dir()]
     if validation is not None:
-        jobs += [("validation", validation, None), ("validation JPEG", validation, JPEG)]
+        for scale in (s for s in SCALES if s <= model.scale):
+            jobs += [
+                (validation_key(model, scale, jpeg), validation, jpeg, scale)
+                for jpeg in (None, JPEG)
+            ]
     scores = measured.setdefault(model.sha256, {"name": model.name})
     loaded = load_checkpoint(model.name)
-    for name, folder, jpeg in jobs:
+    for name, folder, jpeg, scale in jobs:
         if name in scores:
             continue
-        pairs = find_pairs(folder, model.scale)
-        report = evaluate(
-            loaded.network, pairs, model.scale, model=model.name, data=name, jpeg=jpeg
-        )
+        pairs = find_pairs(folder, scale)
+        report = evaluate(loaded.network, pairs, scale, model=model.name, data=name, jpeg=jpeg)
         mean = {key: value for key, value in asdict(report.mean).items() if key != "name"}
         scores[name] = mean | {"images": len(pairs), "versions": report.protocol["versions"]}
         write_report(store, json.dumps(measured, indent=1) + "\n")
         print(f"{model.name}: {name} {mean['psnr_y']:.2f} dB", file=sys.stderr)
+
+
+def validation_key(model: ModelEntry, scale: int, jpeg: tuple[int, int] | None) -> str:
+    """What the validation images are called in the store; the scale is named where results are shrunk to it."""
+    shrunk = "" if scale == model.scale else f" at x{scale}"
+    return f"validation{' JPEG' if jpeg else ''}{shrunk}"
 
 
 def read_log(path: Path) -> dict[str, list[dict[str, str]]]:
@@ -222,23 +231,24 @@ def seen(rows: list[dict[str, str]]) -> tuple[str, str]:
 
 def photo_table(models: list[ModelEntry], measured: dict[str, Any]) -> list[str]:
     """Photo and classical models on clean and on compressed validation images."""
-    scales = {model.scale for model in models if model.kind == "photo"}
     rows: list[list[str]] = []
-    for model in models:
-        found = measured.get(model.sha256, {})
-        if model.scale in scales and "validation JPEG" in found:
-            bicubic = [pair(found.get(n), "bicubic_") for n in ("validation JPEG", "validation")]
-            own = [pair(found.get(n)) for n in ("validation JPEG", "validation")]
-            if not any(row[:2] == [f"x{model.scale}", "bicubic"] for row in rows):
-                rows.append([f"x{model.scale}", "bicubic", "-", *bicubic])
-            rows.append([f"x{model.scale}", model.name, model.kind, *own])
+    for scale in SCALES[::-1]:
+        for model in models:
+            found = measured.get(model.sha256, {})
+            scores = [found.get(validation_key(model, scale, jpeg)) for jpeg in (JPEG, None)]
+            if not any(scores):
+                continue
+            if not any(row[:2] == [f"x{scale}", "bicubic"] for row in rows):
+                rows.append([f"x{scale}", "bicubic", "-", *(pair(s, "bicubic_") for s in scores)])
+            name = model.name + (", shrunk" if model.scale > scale else "")
+            rows.append([f"x{scale}", name, model.kind, *map(pair, scores)])
     if not rows:
         return []
-    rows.sort(key=lambda row: row[0], reverse=True)
     low, high = JPEG
     return [
         "The validation images, shrunk with bicubic; then compressed as JPEG of a quality that the name of each image",
-        f"fixes between {low} and {high} (`srnet eval NAME --data VALIDATION --jpeg {low}-{high}`).",
+        f"fixes between {low} and {high} (`srnet eval NAME --data VALIDATION --jpeg {low}-{high}`). Results of a",
+        "larger scale were shrunk (`--scale`): where no photo model has the very scale, `srnet upscale` does the same.",
         "",
         *table(["scale", "network", "kind", f"JPEG {low} to {high}", "clean"], rows),
     ]
@@ -277,7 +287,7 @@ def card(
     scores = [
         f"{TITLES.get(name, name)} {value['psnr_y']:.2f}"
         for name, value in measured.get(model.sha256, {}).items()
-        if isinstance(value, dict)
+        if isinstance(value, dict) and " at x" not in name
     ]
     return [
         f"### {model.name}",

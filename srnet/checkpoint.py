@@ -251,14 +251,14 @@ def load_checkpoint(name_or_path: str | Path, *, scale: int | None = None) -> Ch
     Args:
         name_or_path: For example ``srnet-small-x4`` or ``runs/mine/best.safetensors``. A known
             name wins over a file of the same name; write ``./srnet-small-x4`` for such a file.
-        scale: The scale that is wanted; None takes any.
+        scale: The smallest scale that will do; None takes any.
 
     Returns:
         The checkpoint with its network in eval mode, float32, on the CPU.
 
     Raises:
         CheckpointError: The name is unknown; or the file is missing, of another format, damaged,
-            not the one in the registry, of another scale, or its weights do not fit its network.
+            not the one in the registry, of a smaller scale, or its weights do not fit its network.
     """
     name, path, entry = _resolve(name_or_path)
     if path.suffix.lower() in _PICKLE_SUFFIXES:
@@ -381,7 +381,7 @@ def _build(path: Path, header: Header, data: bytes, scale: int | None) -> SRNet:
         raise CheckpointError(f"{path}: metadata lacks {error}") from error
     except (ValueError, ConfigError) as error:
         raise CheckpointError(f"{path}: its config is unusable: {error}") from error
-    if scale is not None and config.scale != scale:
+    if scale is not None and config.scale < scale:
         raise CheckpointError(
             f"{path}: upscales x{config.scale}, but x{scale} is wanted; "
             f"take an x{scale} checkpoint or ask for x{config.scale}"

@@ -22,7 +22,7 @@ from srnet.errors import DataError
 from srnet.inference import Upscaler
 from srnet.metrics import psnr_y, ssim_y
 from srnet.network import SRNet
-from srnet.resize import upscale
+from srnet.resize import imresize, upscale
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,8 @@ def evaluate(
     """Enlarges every LR image as a whole and measures PSNR-Y and SSIM-Y against its HR image.
 
     Args:
-        network: The network; None measures bicubic alone, in both columns.
+        network: The network; None measures bicubic alone, in both columns. If its scale is larger than the one that
+            is measured, its results are shrunk with MATLAB's bicubic.
         pairs: Images; LR is made by MATLAB bicubic where there is no file.
         scale: Enlargement factor; also the crop_border.
         model: Name for the report.
@@ -130,6 +131,7 @@ def evaluate(
         true = hr.float() / 255
         bicubic = upscale(lr, scale).float() / 255
         sr = bicubic if upscaler is None else upscaler.upscale(lr.float() / 255)
+        sr = imresize(sr, (hr.shape[2], hr.shape[3]))  # as it is where the scales are the same
         if keep is not None:
             keep(pair.name, sr)
         scores = [f(x, true, scale).item() for x in (sr, bicubic) for f in (psnr_y, ssim_y)]
@@ -138,6 +140,7 @@ def evaluate(
             progress(done + 1, len(pairs))
     columns = [[getattr(row, k) for row in rows] for k in list(asdict(rows[0]))[1:]]
     mean = Row("mean", *map(_mean, columns))
+    native = scale if network is None else network.scale
     published = sum(pair.lr is not None for pair in pairs)
     protocol = {
         "model": model,
@@ -145,6 +148,9 @@ def evaluate(
         "data": data,
         "images": len(rows),
         "scale": scale,
+        "result": "as computed"
+        if native == scale
+        else f"x{native}, shrunk to x{scale} with the kernel below",
         "lr": f"{published} from files, {len(rows) - published} made from HR"
         + (f"; then JPEG of quality {jpeg[0]} to {jpeg[1]} by the image's name" if jpeg else ""),
         "kernel": "MATLAB imresize bicubic, a = -0.5, antialiased, rounded to 8 bits after each pass",

@@ -277,7 +277,9 @@ def plan(found: Found, output: Path | None, options: Options, scale: int) -> Pla
         inside = [
             path for path in inputs if path.is_dir() and any(p.is_dir() for p in path.iterdir())
         ]
-        hint = "; --recursive looks into the folders inside" if inside and not found.recursive else ""
+        hint = (
+            "; --recursive looks into the folders inside" if inside and not found.recursive else ""
+        )
         raise ConfigError(
             f"{', '.join(map(str, inputs))}: no images in it, {len(ignored)} other files{hint}"
         )

@@ -228,9 +228,12 @@ def test_weights_of_another_scale(saved):
         load_checkpoint(path)
 
 
-def test_wanted_scale(saved):
+def test_wanted_scale(saved, tmp_path):
     path, _, _ = saved
     assert load_checkpoint(path, scale=2).network.scale == 2
+    larger = tmp_path / "x4.safetensors"
+    save_checkpoint(larger, small_network(scale=4), **CARD)
+    assert load_checkpoint(larger, scale=2).network.scale == 4
     with pytest.raises(CheckpointError, match="upscales x2, but x4 is wanted"):
         load_checkpoint(path, scale=4)
 

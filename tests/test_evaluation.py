@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from srnet.checkpoint import save_checkpoint
+from srnet.checkpoint import load_checkpoint, save_checkpoint
 from srnet.cli import main
 from srnet.color import rgb_to_y
 from srnet.config import NetworkConfig
@@ -91,6 +91,20 @@ def test_wrong_options_are_one_line(words, message, folder, checkpoint, capsys) 
     assert captured.out == ""
     assert message in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_results_of_a_larger_scale_are_shrunk(folder, tmp_path, capsys) -> None:
+    words = ["eval", "srnet-tiny-x4", "--data", str(folder), "--scale", "2"]
+    assert main([*words, "--json", str(tmp_path / "report.json")]) == 0
+    assert "result: x4, shrunk to x2" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["protocol"]["crop_border"] == 2
+    network = load_checkpoint("srnet-tiny-x4").network
+    for pair, row in zip(find_pairs(folder, 2), report["images"], strict=True):
+        lr, hr = (torch.tensor(a).permute(2, 0, 1)[None] / 255 for a in read_pair(pair, 2))
+        with torch.inference_mode():
+            sr = imresize(network(lr), hr.shape[2:])
+        assert row["psnr_y"] == pytest.approx(psnr_y(sr, hr, 2).item(), abs=1e-3)
 
 
 def test_missing_folder_and_tiny_images_are_named(tmp_path, capsys) -> None:

@@ -27,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of images, see data/README.md",
     )
-    parser.add_argument("--scale", type=int, choices=(2, 3, 4), help="default: the checkpoint's")
+    parser.add_argument(
+        "--scale",
+        type=int,
+        choices=(2, 3, 4),
+        help="default: the checkpoint's; results of a larger one are shrunk",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report here, too")
     parser.add_argument("--save", type=Path, metavar="DIR", help="write the results as PNG here")
     parser.add_argument(
@@ -70,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if args.model != "bicubic":
         checkpoint = load_checkpoint(args.model or default_model(args.scale), scale=args.scale)
         name, network, sha256 = checkpoint.name, checkpoint.network, checkpoint.sha256
-        scale = network.scale
+        scale = args.scale or network.scale
     pairs = find_pairs(args.data, scale, allow_orphans=args.allow_orphans)
     # the crop takes scale HR pixels from each side, which is one LR pixel
     problems = scan(pairs, scale, 3)
