@@ -189,7 +189,7 @@ class OptimConfig:
 
     __pydantic_config__ = _STRICT
 
-    loss: Literal["l1", "mse", "l1+fft"] = "l1"
+    loss: Literal["l1", "mse", "l1+fft"] = "l1+fft"
     """Mean absolute error; mean squared error; or mean absolute error plus 0.05 times that of the spectrum."""
     optimizer: Literal["muon", "adamw"] = "muon"
     """muon: Muon for the body's weight matrices, AdamW for the two ends, norms and biases. adamw: AdamW for all."""
