@@ -1,8 +1,9 @@
 """Shrinks a few photographs four times, upscales them with the shipped checkpoint, and shows both.
 
 Each photograph is cut to a multiple of 4 and shrunk by MATLAB's bicubic; srnet and bicubic enlarge it
-again. PSNR-Y against the original is printed for both, and pictures are written to demo/. The exit code is
-not 0 when srnet is not ahead of bicubic on the mean.
+again. PSNR-Y against the original is printed for both, and pictures are written to demo/. One is also compressed as
+a poor JPEG after shrinking, and enlarged by the model for clean images and by the one for compressed photographs. The
+exit code is not 0 when srnet is not ahead of bicubic on the mean.
 """
 
 import argparse
@@ -17,7 +18,8 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from srnet import Upscaler, load_checkpoint
-from srnet.checkpoint import default_model
+from srnet.checkpoint import default_model, usable_model
+from srnet.degradation import compress
 from srnet.errors import SRNetError
 from srnet.metrics import psnr_y
 from srnet.resize import downscale, upscale
@@ -34,6 +36,7 @@ PHOTOS = [
     ("china", "sklearn.datasets.images", "china.jpg", (230, 140)),
     ("flower", "sklearn.datasets.images", "flower.jpg", (220, 150)),
 ]
+COMPRESSED, JPEG_QUALITY = PHOTOS[2], 50
 
 
 def read_photo(package: str, file: str) -> Tensor:
@@ -65,6 +68,33 @@ def side_by_side(panels: list[tuple[str, Tensor]], corner: tuple[int, int]) -> I
     return sheet
 
 
+def enlarge(upscaler: Upscaler, small: Tensor) -> Tensor:
+    """Upscales (1, 3, H, W) uint8, rounded to uint8."""
+    return (upscaler(small.float() / 255).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def psnr(image: Tensor, original: Tensor) -> float:
+    """PSNR-Y in dB of (1, 3, H, W) uint8 images."""
+    return float(psnr_y(image.float() / 255, original.float() / 255, SCALE))
+
+
+def blocks(small: Tensor) -> Tensor:
+    """Every pixel as a square, the size of the original."""
+    return small.repeat_interleave(SCALE, -1).repeat_interleave(SCALE, -2)
+
+
+def show_compressed(classical: Upscaler, photo: Upscaler, path: Path) -> None:
+    """Draws a poor JPEG as both kinds of models enlarge it."""
+    _, package, file, corner = COMPRESSED
+    original = read_photo(package, file)
+    small = compress(downscale(original, SCALE)[0], JPEG_QUALITY)[None]
+    panels = [(f"input, JPEG of quality {JPEG_QUALITY}", blocks(small))]
+    for label, upscaler in (("for clean images", classical), ("for compressed ones", photo)):
+        result = enlarge(upscaler, small)
+        panels.append((f"{label}, {psnr(result, original):.2f} dB", result))
+    side_by_side([*panels, ("original", original)], corner).save(path)
+
+
 def main() -> int:
     """Runs the demo; returns 0 when srnet beats bicubic on the mean, 1 when not, 2 without a checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -89,13 +119,9 @@ def main() -> int:
         small = downscale(original, SCALE)
         plain = upscale(small, SCALE)
         start = time.perf_counter()
-        result = upscaler(small.float() / 255)
+        ours = enlarge(upscaler, small)
         seconds = time.perf_counter() - start
-        ours = (result.clamp(0, 1) * 255).round().to(torch.uint8)
-        pair = [
-            float(psnr_y(image.float() / 255, original.float() / 255, SCALE))
-            for image in (plain, ours)
-        ]
+        pair = [psnr(image, original) for image in (plain, ours)]
         scores.append(pair)
         height, width = original.shape[-2:]
         print(
@@ -103,9 +129,8 @@ def main() -> int:
             f"{pair[1] - pair[0]:>+8.2f}{seconds:>9.1f}",
             flush=True,
         )
-        blocks = small.repeat_interleave(SCALE, -1).repeat_interleave(SCALE, -2)
         panels = [
-            (f"input, {width // SCALE}x{height // SCALE}", blocks),
+            (f"input, {width // SCALE}x{height // SCALE}", blocks(small)),
             (f"bicubic, {pair[0]:.2f} dB", plain),
             (f"srnet, {pair[1]:.2f} dB", ours),
             ("original", original),
@@ -115,6 +140,9 @@ def main() -> int:
     bicubic, srnet = np.mean(scores, axis=0)
     print(f"{'mean':<22}{bicubic:>10.2f}{srnet:>8.2f}{srnet - bicubic:>+8.2f}")
     folder = args.output.resolve()
+    photo = usable_model(SCALE, "photo")
+    if photo is not None:
+        show_compressed(upscaler, Upscaler(photo), folder / "compressed_compare.png")
     print(
         f"\nLook at {folder / f'{PHOTOS[0][0]}_compare.png'} (and the other *_compare.png there):"
     )
