@@ -13,6 +13,7 @@ import json
 import sys
 from collections import defaultdict
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def write_page(
         "Rows in italics are published figures, read from the authors' own tables; they were trained on GPUs for",
         "hundreds of thousands of steps, with DIV2K (800 images) or DF2K (3450). 20 of Urban100 are the images 005,",
         "010, ... 100; that column compares with nothing published. Patches and hours are summed over the training",
-        "log, on one CPU thread; those of the checkpoint that a training started from are not included.",
+        "log, on one CPU thread, since a checkpoint last started from another one, whose own are not included.",
     ]
     for scale in sorted({model.scale for model in models}, reverse=True):
         lines += ["", f"## x{scale}", "", *scale_table(scale, models, measured, log)]
@@ -221,10 +222,21 @@ def scale_table(
     return table([*head, "patches seen", "CPU hours"], [cells for _, cells in sorted(rows)])
 
 
+def lines_of(rows: list[dict[str, str]]) -> list[list[dict[str, str]]]:
+    """The sittings of a checkpoint, split where one started from another checkpoint."""
+    lines: list[list[dict[str, str]]] = []
+    for row in rows:
+        if row["init_from"] or not lines:
+            lines.append([])
+        lines[-1].append(row)
+    return lines
+
+
 def seen(rows: list[dict[str, str]]) -> tuple[str, str]:
-    """Patches in thousands and hours of all sittings."""
+    """Patches in thousands and hours of the last sittings that go on from each other."""
     if not rows:
         return "-", "-"
+    rows = lines_of(rows)[-1]
     patches = sum(int(row["patches"]) for row in rows)
     return f"{patches / 1000:.0f} K", f"{sum(float(row['hours']) for row in rows):.1f}"
 
@@ -261,8 +273,9 @@ def log_lines(log: dict[str, list[dict[str, str]]]) -> list[str]:
         for i, row in enumerate(sittings):
             patches, hours = seen(sittings[: i + 1])
             score = f"{float(row['validation_psnr_y']):.2f}"
-            rows.append([name, row["date"], hours, patches, score, row["published"]])
-    head = ["checkpoint", "date", "hours so far", "patches so far", "PSNR-Y on validation"]
+            start = row["init_from"] or "-"
+            rows.append([name, start, row["date"], hours, patches, score, row["published"]])
+    head = ["checkpoint", "started from", "date", "hours", "patches so far", "PSNR-Y on validation"]
     return [
         "![PSNR-Y against patches seen](training-log.svg)",
         "",
@@ -313,12 +326,13 @@ def plot(log: dict[str, list[dict[str, str]]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, rows in log.items():
-        patches, total = [], 0
-        for row in rows:
-            total += int(row["patches"])
-            patches.append(total / 1000)
-        axes.plot(patches, [float(r["validation_psnr_y"]) for r in rows], marker="o", label=name)
+    for index, (name, rows) in enumerate(log.items()):
+        label: str | None = name
+        for line in lines_of(rows):
+            patches = list(accumulate(int(row["patches"]) / 1000 for row in line))
+            psnr = [float(row["validation_psnr_y"]) for row in line]
+            axes.plot(patches, psnr, marker="o", color=f"C{index}", label=label)
+            label = None
     axes.set(xlabel="thousand patches seen", ylabel="PSNR-Y on validation, dB", xscale="log")
     axes.grid(alpha=0.3)
     if log:

@@ -3,7 +3,7 @@
     python scripts/train_sitting.py start srnet-small-x4 configs/small_x4_open.yaml --hours 2 \
         --validation data/validation [--decay 1000] [--set key.path=value ...]
     python scripts/train_sitting.py publish srnet-small-x4 runs/small_x4_open/best.safetensors \
-        --hours 2 --patches 96000 --validation data/validation
+        --hours 2 --patches 96000 --validation data/validation [--init-from srnet-small-x2]
 
 `start` goes on where the last sitting of this name stopped, in the background, on one thread, with low priority. The
 rate stays constant over all sittings; with --decay, a copy of the run lets it fall to 0 over so many more steps, and
@@ -11,7 +11,7 @@ that copy is what is published. `publish` does the last part alone, for weights 
 
 Published means: measured on the validation set, for photo models after JPEG compression; copied to checkpoints/ and
 entered into registry.json if the mean PSNR-Y is above that of the file there. Either way the sitting is added to
-docs/training-log.csv.
+docs/training-log.csv, with the checkpoint that it started from where that is another one.
 """
 
 import argparse
@@ -30,14 +30,23 @@ from pathlib import Path
 
 from register_checkpoint import describe, register
 
-from srnet.checkpoint import load_checkpoint, save_checkpoint
+from srnet.checkpoint import known_models, load_checkpoint, save_checkpoint
 from srnet.config import RunConfig, load_config
 from srnet.datasets import find_pairs
 from srnet.errors import SRNetError
 from srnet.evaluation import Row, evaluate
 
 ROOT = Path(__file__).resolve().parents[1]
-COLUMNS = ("checkpoint", "date", "hours", "patches", "validation_psnr_y", "published", "weights")
+COLUMNS = (
+    "checkpoint",
+    "date",
+    "hours",
+    "patches",
+    "validation_psnr_y",
+    "published",
+    "weights",
+    "init_from",
+)
 VALIDATION_JPEG = (40, 80)
 ENDLESS = 10_000_000
 
@@ -64,6 +73,12 @@ def parser() -> argparse.ArgumentParser:
     publish.add_argument("name")
     publish.add_argument("weights", type=Path, help=".safetensors file")
     publish.add_argument("--patches", type=int, required=True, help="patches of this sitting")
+    publish.add_argument(
+        "--init-from",
+        default="",
+        metavar="NAME",
+        help="checkpoint that this sitting started from; default: what the last sitting left",
+    )
     for action in (start, publish):
         action.add_argument("--hours", type=float, required=True, help="of training")
         action.add_argument("--validation", type=Path, required=True, metavar="DIR")
@@ -144,7 +159,9 @@ def measure(path: Path, validation: Path) -> tuple[Row, str]:
     return result.mean, f"{validation.name} JPEG {low}-{high}" if jpeg else validation.name
 
 
-def publish(args: argparse.Namespace, candidates: list[Path], hours: float, patches: int) -> None:
+def publish(
+    args: argparse.Namespace, candidates: list[Path], hours: float, patches: int, init_from: str
+) -> None:
     """Measures the candidates and the shipped file; replaces the latter if one is better; extends the ledger."""
     scores = {path: measure(path, args.validation) for path in candidates}
     best = max(scores, key=lambda path: scores[path][0].psnr_y)
@@ -176,7 +193,8 @@ def publish(args: argparse.Namespace, candidates: list[Path], hours: float, patc
         date = f"{datetime.now(timezone.utc):%Y-%m-%d}"
         score = f"{mean.psnr_y:.3f}"
         published = "yes" if better else "no"
-        rows.writerow((args.name, date, f"{hours:.2f}", patches, score, published, best.stem))
+        row = (args.name, date, f"{hours:.2f}", patches, score, published, best.stem, init_from)
+        rows.writerow(row)
 
 
 def sit(args: argparse.Namespace, config: RunConfig) -> None:
@@ -205,7 +223,9 @@ def sit(args: argparse.Namespace, config: RunConfig) -> None:
         if (folder / "best.safetensors").exists():
             candidates.append(folder / "best.safetensors")
         hours = (time.monotonic() - started) / 3600
-        publish(args, candidates, hours, steps * config.data.batch_size)
+        other = not before and config.init_from in {model.name for model in known_models()}
+        init_from = config.init_from if other and config.init_from else ""
+        publish(args, candidates, hours, steps * config.data.batch_size, init_from)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -213,7 +233,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         if args.action == "publish":
-            publish(args, [args.weights], args.hours, args.patches)
+            publish(args, [args.weights], args.hours, args.patches, args.init_from)
             return 0
         config = load_config(args.config, tuple(args.overrides))
         if args.foreground:

@@ -45,6 +45,15 @@ def test_page_holds_what_eval_measures(tmp_path, photo, monkeypatch):
     assert (docs / "results.md").read_text() == page
 
 
+def test_patches_count_since_the_last_start_from_another_checkpoint():
+    def row(patches, init_from=""):
+        return {"patches": str(patches), "hours": "0.5", "init_from": init_from}
+
+    assert results.seen([row(1000), row(2000)]) == ("3 K", "1.0")
+    assert results.seen([row(1000), row(2000, "a"), row(4000)]) == ("6 K", "1.0")
+    assert results.seen([]) == ("-", "-")
+
+
 def test_published_rows_are_whole():
     for scale, rows in results.PUBLISHED.items():
         assert [row[0] for row in rows][:3] == ["bicubic", "IMDN", "SwinIR-light"], scale

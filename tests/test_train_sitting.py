@@ -91,10 +91,12 @@ def test_worse_weights_replace_nothing_but_are_written_down(place, sitting):
                 network.upsampler.weight.add_(torch.randn(network.upsampler.weight.shape))
             save_checkpoint(weights[-1], network, **card)
     words = ["--hours", "0.5", "--patches", "7"]
-    assert "; published" in sitting("publish", "mine-x2", weights[0], *words)
+    start = ["--init-from", "other-x2"]
+    assert "; published" in sitting("publish", "mine-x2", weights[0], *words, *start)
     before = (place / "checkpoints" / "mine-x2.safetensors").read_bytes()
     assert "not published" in sitting("publish", "mine-x2", weights[1], *words)
     assert (place / "checkpoints" / "mine-x2.safetensors").read_bytes() == before
     assert [row["published"] for row in ledger(place)] == ["yes", "no"]
+    assert [row["init_from"] for row in ledger(place)] == ["other-x2", ""]
     # equal is not better
     assert "not published" in sitting("publish", "mine-x2", weights[0], *words)
