@@ -17,7 +17,7 @@ REAL = checkpoint.checkpoint_folder()
 @pytest.fixture
 def pictures(tmp_path, photo):
     pixels = np.ascontiguousarray(photo("chelsea")[:10, :14])
-    for quality in (60, 84, 85, 95):
+    for quality in (60, 89, 90, 95):
         Image.fromarray(pixels).save(tmp_path / f"q{quality}.jpg", quality=quality)
     Image.fromarray(pixels).save(tmp_path / "clean.png")
     Image.fromarray(pixels).save(tmp_path / "soft.webp", quality=30)
@@ -60,11 +60,11 @@ def test_quality_of_what_is_no_jpeg(pictures):
     ("names", "chosen", "words"),
     [
         (["q60.jpg"], "srnet-photo-x2", "q60.jpg is a JPEG of quality about 60"),
-        (["q84.jpg"], "srnet-photo-x2", "quality about 84"),
-        (["q85.jpg"], "classical", "quality about 85"),
+        (["q89.jpg"], "srnet-photo-x2", "quality about 89"),
+        (["q90.jpg"], "classical", "quality about 90"),
         (["clean.png"], "classical", "clean.png is no JPEG"),
         (["text.jpg"], "classical", "text.jpg is no JPEG"),
-        (["q60.jpg", "q84.jpg", "clean.png"], "srnet-photo-x2", "2 of 3 images"),
+        (["q60.jpg", "q89.jpg", "clean.png"], "srnet-photo-x2", "2 of 3 images"),
         (["q60.jpg", "q95.jpg"], "classical", "1 of 2 images"),
     ],
 )
