@@ -94,8 +94,8 @@ def test_without_a_photo_model_the_classical_one_says_so(pictures, photo_model):
     [
         (1.5, "srnet-photo-x2", "srnet-small-x2"),
         (2, "srnet-photo-x2", "srnet-small-x2"),
-        (2.5, "srnet-photo-x4", "srnet-small-x4"),
-        (3, "srnet-photo-x4", "srnet-small-x4"),
+        (2.5, "srnet-photo-x4", "srnet-small-x3"),
+        (3, "srnet-photo-x4", "srnet-small-x3"),
         (4, "srnet-photo-x4", "srnet-small-x4"),
         (7.5, "srnet-photo-x4", "srnet-small-x4"),
     ],
