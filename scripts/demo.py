@@ -83,15 +83,15 @@ def blocks(small: Tensor) -> Tensor:
     return small.repeat_interleave(SCALE, -1).repeat_interleave(SCALE, -2)
 
 
-def show_compressed(classical: Upscaler, photo: Upscaler, path: Path) -> None:
-    """Draws a poor JPEG as both kinds of models enlarge it."""
+def show_compressed(models: dict[str, Upscaler], path: Path) -> None:
+    """Draws a poor JPEG as several models, by name, enlarge it."""
     _, package, file, corner = COMPRESSED
     original = read_photo(package, file)
     small = compress(downscale(original, SCALE)[0], JPEG_QUALITY)[None]
     panels = [(f"input, JPEG of quality {JPEG_QUALITY}", blocks(small))]
-    for label, upscaler in (("for clean images", classical), ("for compressed ones", photo)):
+    for name, upscaler in models.items():
         result = enlarge(upscaler, small)
-        panels.append((f"{label}, {psnr(result, original):.2f} dB", result))
+        panels.append((f"{name}, {psnr(result, original):.2f} dB", result))
     side_by_side([*panels, ("original", original)], corner).save(path)
 
 
@@ -142,7 +142,8 @@ def main() -> int:
     folder = args.output.resolve()
     photo = usable_model(SCALE, "photo")
     if photo is not None:
-        show_compressed(upscaler, Upscaler(photo), folder / "compressed_compare.png")
+        models = {checkpoint.name: upscaler, photo: Upscaler(photo)}
+        show_compressed(models, folder / "compressed_compare.png")
     print(
         f"\nLook at {folder / f'{PHOTOS[0][0]}_compare.png'} (and the other *_compare.png there):"
     )

@@ -193,8 +193,20 @@ def publish(
         date = f"{datetime.now(timezone.utc):%Y-%m-%d}"
         score = f"{mean.psnr_y:.3f}"
         published = "yes" if better else "no"
-        row = (args.name, date, f"{hours:.2f}", patches, score, published, best.stem, init_from)
-        rows.writerow(row)
+        run = run_name(best)
+        rows.writerow((args.name, date, f"{hours:.2f}", patches, score, published, run, init_from))
+
+
+def run_name(weights: Path) -> str:
+    """What the log calls weights: their run, or a file of another name by that name."""
+    usual = weights.stem in ("average", "best", "last")
+    return weights.resolve().parent.name if usual else weights.stem
+
+
+def other_checkpoint(init_from: str | None, name: str) -> str:
+    """The registered checkpoint that a run starts from, if that is another one than its own; else nothing."""
+    others = {model.name for model in known_models()} - {name}
+    return init_from if init_from in others else ""
 
 
 def sit(args: argparse.Namespace, config: RunConfig) -> None:
@@ -223,9 +235,8 @@ def sit(args: argparse.Namespace, config: RunConfig) -> None:
         if (folder / "best.safetensors").exists():
             candidates.append(folder / "best.safetensors")
         hours = (time.monotonic() - started) / 3600
-        other = not before and config.init_from in {model.name for model in known_models()}
-        init_from = config.init_from if other and config.init_from else ""
-        publish(args, candidates, hours, steps * config.data.batch_size, init_from)
+        start = "" if before else other_checkpoint(config.init_from, args.name)
+        publish(args, candidates, hours, steps * config.data.batch_size, start)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -362,6 +362,19 @@ def file_sha256(path: Path) -> str:
         raise CheckpointError(f"{path}: {error.strerror}") from error
 
 
+def check_scale(model: str | Path, scale: int, wanted: int) -> None:
+    """Refuses a model whose scale does not reach the one that is wanted.
+
+    Raises:
+        CheckpointError: It does not.
+    """
+    if scale < wanted:
+        raise CheckpointError(
+            f"{model}: upscales x{scale}, but x{wanted} is wanted; "
+            f"take an x{wanted} model or ask for x{scale}"
+        )
+
+
 def _build(path: Path, header: Header, data: bytes, scale: int | None) -> SRNet:
     """Makes the network that the metadata describes and fills it with the file's weights."""
     metadata = header.metadata
@@ -381,11 +394,8 @@ def _build(path: Path, header: Header, data: bytes, scale: int | None) -> SRNet:
         raise CheckpointError(f"{path}: metadata lacks {error}") from error
     except (ValueError, ConfigError) as error:
         raise CheckpointError(f"{path}: its config is unusable: {error}") from error
-    if scale is not None and config.scale < scale:
-        raise CheckpointError(
-            f"{path}: upscales x{config.scale}, but x{scale} is wanted; "
-            f"take an x{scale} checkpoint or ask for x{config.scale}"
-        )
+    if scale is not None:
+        check_scale(path, config.scale, scale)
 
     import safetensors.torch
     import torch

@@ -78,6 +78,16 @@ def test_a_sitting_trains_decays_and_publishes(place, sitting):
     assert state["global_step"] == 3
 
 
+def test_the_log_names_the_run_and_where_it_started(tmp_path):
+    for stem in ("average", "best", "last"):
+        assert train_sitting.run_name(tmp_path / "mine" / f"{stem}.safetensors") == "mine"
+    assert train_sitting.run_name(tmp_path / "mine" / "step_900.safetensors") == "step_900"
+    other = train_sitting.other_checkpoint
+    assert other("srnet-small-x4", "srnet-small-x2") == "srnet-small-x4"
+    assert other("srnet-small-x2", "srnet-small-x2") == ""  # goes on
+    assert other("runs/mine/last.safetensors", "srnet-small-x2") == other(None, "a") == ""
+
+
 def test_worse_weights_replace_nothing_but_are_written_down(place, sitting):
     weights = []
     for seed in (0, 1):

@@ -350,6 +350,7 @@ def _load(args: argparse.Namespace, images: list[Path]) -> tuple[Upscaler, str, 
     Returns:
         What computes, the model's name, and what the user should know about the choice.
     """
+    from srnet.checkpoint import check_scale
     from srnet.choice import choose_model
     from srnet.config import SCALES
     from srnet.foreign import load_model
@@ -359,11 +360,8 @@ def _load(args: argparse.Namespace, images: list[Path]) -> tuple[Upscaler, str, 
     if args.model is not None:
         model = load_model(args.model)
         # up to 4 there are models of the factor itself; beyond, the largest must do
-        if args.scale in SCALES and model.network.scale < args.scale:
-            raise ConfigError(
-                f"{args.model}: upscales x{model.network.scale}, but x{args.scale:g} is wanted; "
-                f"take an x{args.scale:g} model or ask for x{model.network.scale}"
-            )
+        if args.scale in SCALES:
+            check_scale(args.model, model.network.scale, int(args.scale))
     else:
         choice = choose_model(images, args.scale or 4)
         about.append(choice.reason)
