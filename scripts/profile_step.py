@@ -2,6 +2,7 @@
 
     python scripts/profile_step.py configs/smoke.yaml --steps 20
     python scripts/profile_step.py configs/small_x4.yaml data.batch_size=8
+    python scripts/profile_step.py configs/small_x4.yaml data.batch_size=8 --against trainer.winograd=off
 
 Modules are timed with hooks around their forward and backward passes, the device is waited for at each, so the sum is
 a little slower than training; what logging and the attention measurements cost is spread over their intervals.
@@ -29,7 +30,7 @@ from srnet.network import SRNet
 from srnet.training.datamodule import PatchBatches
 from srnet.training.health import layer_metrics
 from srnet.training.module import build_optimizer, restoration_loss
-from srnet.training.run import collect
+from srnet.training.run import collect, prepare
 
 
 class Clock:
@@ -72,9 +73,11 @@ def measure(config: RunConfig, steps: int, report: Callable[[str], None]) -> dic
     """Trains a fresh network for some steps; seconds a step by part, and ``step`` for the whole."""
     packed, _ = collect(config, report)
     device = select_device(config.trainer.device)
-    bf16 = resolve_precision(config.trainer.precision, device.type) == "bf16"
+    precision = resolve_precision(config.trainer.precision, device.type)
+    bf16 = precision == "bf16"
     torch.manual_seed(config.trainer.seed)
     network = SRNet(config.network).to(device)
+    prepare(network, config.trainer, device.type, precision, report)
     optimizer = build_optimizer(network, config.optim)
     ema = get_ema_multi_avg_fn(config.optim.ema_decay)  # type: ignore[no-untyped-call]
     average = AveragedModel(network, multi_avg_fn=ema)
@@ -139,23 +142,47 @@ def measure(config: RunConfig, steps: int, report: Callable[[str], None]) -> dic
 
 
 def main() -> None:
-    """Prints patches a second and the table."""
+    """Measures and prints."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("config", type=Path)
     parser.add_argument("overrides", nargs="*", metavar="key.path=value")
     parser.add_argument("--steps", type=int, default=10, help="steps measured (default: 10)")
+    parser.add_argument(
+        "--against",
+        nargs="+",
+        metavar="key.path=value",
+        help="other settings to measure in turn with these, for the ratio of the times",
+    )
     args = parser.parse_args()
-    config = load_config(args.config, tuple(args.overrides))
-    found = measure(config, args.steps, lambda line: None)
-    whole = found.pop("step")
+    words = tuple(args.overrides)
+    config = load_config(args.config, words)
+    if args.against is None:
+        tell(config, measure(config, args.steps, print))
+        return
+    other = load_config(args.config, (*words, *args.against))
+    times: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for _ in range(3):  # in turn, since the machine's speed changes
+        times["these"].append(measure(config, args.steps, print))
+        times["others"].append(measure(other, args.steps, print))
+    best = {name: min(found, key=lambda f: f["step"]) for name, found in times.items()}
+    tell(config, best["these"])
+    print(f"with {' '.join(args.against)}:")
+    tell(other, best["others"])
+    print(f"ratio of the steps' times: {best['others']['step'] / best['these']['step']:.2f}")
+
+
+def tell(config: RunConfig, found: dict[str, float]) -> None:
+    """Prints patches a second and the table."""
+    whole = found["step"]
     rate = config.data.batch_size / whole
     print(
         f"{config.name}: {rate:.1f} patches/s, {whole * 1e3:.1f} ms a step of {config.data.batch_size}"
     )
     for name, seconds in sorted(found.items(), key=lambda item: -item[1]):
-        print(f"  {name:17} {seconds * 1e3:9.2f} ms  {seconds / whole:6.2%}")
+        if name != "step":
+            print(f"  {name:17} {seconds * 1e3:9.2f} ms  {seconds / whole:6.2%}")
 
 
 if __name__ == "__main__":

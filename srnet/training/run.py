@@ -21,7 +21,7 @@ from torch import Tensor
 
 from srnet.atomic import atomic_output
 from srnet.checkpoint import load_checkpoint
-from srnet.config import RunConfig
+from srnet.config import RunConfig, TrainerConfig
 from srnet.datasets import (
     PackedPairs,
     Pair,
@@ -34,7 +34,7 @@ from srnet.datasets import (
 from srnet.degradation import MARGIN
 from srnet.device import Precision, resolve_precision, select_device
 from srnet.diagnostics import projection_statistics
-from srnet.errors import CheckpointError, DataError, TrainingError
+from srnet.errors import CheckpointError, ConfigError, DataError, TrainingError
 from srnet.network import SRNet
 from srnet.training.callbacks import (
     AtomicCheckpointIO,
@@ -49,6 +49,7 @@ from srnet.training.health import AttentionHealth
 from srnet.training.module import SRModule
 from srnet.training.resume import STATE, Earlier, read_folder
 from srnet.training.tracking import Panel, Tracker, name_in_sweep, open_tracker
+from srnet.training.winograd import accelerate
 
 _LIGHTNING_PRECISION: dict[Precision, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
     "fp32": "32-true",
@@ -248,9 +249,7 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
         for line in _unit_variance_warnings(config, network, packed):
             report(line)
     precision = resolve_precision(config.trainer.precision, device)
-    channels_last = config.trainer.channels_last
-    if channels_last == "on" or (channels_last == "auto" and precision == "bf16"):
-        network.to(memory_format=torch.channels_last)
+    prepare(network, config.trainer, device, precision, report)
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -275,6 +274,45 @@ def train(config: RunConfig, report: Callable[[str], None] = report_line) -> Run
         if tracker is not None:
             tracker.close([folder / "best.safetensors", folder / "last.safetensors"], failed=failed)
     return result
+
+
+def prepare(
+    network: SRNet,
+    options: TrainerConfig,
+    device: str,
+    precision: Precision,
+    report: Callable[[str], None],
+) -> None:
+    """Gives the network the convolutions and the memory layout that make training fast; same results but for rounding.
+
+    Args:
+        network: Changed in place.
+        options: Its winograd and channels_last are obeyed.
+        device: Kind of device that it trains on.
+        precision: Precision that it trains in.
+        report: Told when Winograd's convolutions could be used, had this machine a compiler.
+
+    Raises:
+        ConfigError: winograd is on and cannot be had.
+    """
+    fits = device == "cpu" and precision == "fp32" and not options.compile
+    if options.winograd == "on" and not fits:
+        raise ConfigError(
+            f"trainer.winograd is on, but is for a CPU in float32 without torch.compile, and this is {device} in "
+            f"{precision}{' with it' if options.compile else ''}; use auto"
+        )
+    fast = fits and options.winograd != "off"
+    if fast:
+        try:
+            accelerate(network)
+        except OSError as error:
+            if options.winograd == "on":
+                raise ConfigError(f"trainer.winograd is on, but {error}; use auto") from error
+            report(f"training at about half the speed that a C compiler would give: {error}")
+            fast = False
+    layout = options.channels_last
+    if layout == "on" or (layout == "auto" and (precision == "bf16" or fast)):
+        network.to(memory_format=torch.channels_last)
 
 
 def _silence(line: str) -> None:
