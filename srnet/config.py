@@ -168,6 +168,9 @@ class DataConfig:
     """Accept HR files without LR file and the reverse, leaving them out."""
     skip_small: bool = False
     """Leave out images smaller than a crop instead of refusing to start."""
+    hr_scales: tuple[float, ...] = (1.0,)
+    """Sizes at which every training image is used, as factors of its own; those below 1 are shrunk copies, which show
+    the network more and sharper content. Copies smaller than a crop are left out."""
     informative: int = 1
     """Places drawn for each patch, of which the one that bicubic restores worst is taken; 1 takes what is drawn."""
     degradation: DegradationConfig | None = None
@@ -181,6 +184,11 @@ class DataConfig:
         for name in ("patch_size", "batch_size", "informative"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"data.{name} is {getattr(self, name)}; use at least 1")
+        factors = self.hr_scales
+        if not factors or len(set(factors)) < len(factors) or not all(0 < f <= 1 for f in factors):
+            raise ConfigError(
+                f"data.hr_scales is {list(factors)}; use different factors above 0 and up to 1, e.g. [1, 0.75, 0.5]"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,11 +34,13 @@ from srnet.pairs import (
     find_pairs,
     find_pairs_in_roots,
     format_problems,
-    image_size,
+    hr_size,
     scan,
+    shrunk_size,
     summarise,
+    with_shrunk,
 )
-from srnet.resize import downscale
+from srnet.resize import downscale, imresize
 
 __all__ = [
     "PackedPairs",
@@ -51,6 +53,7 @@ __all__ = [
     "sample_patches",
     "scan",
     "summarise",
+    "with_shrunk",
 ]
 
 _FORMAT_VERSION = (
@@ -166,7 +169,10 @@ def _open_if_current(path: Path, fingerprint: str) -> PackedPairs | None:
 
 def _identity(pairs: Sequence[Pair], scale: int) -> str:
     """Return a short hash of which files are packed, so that a changed file replaces its old packed file."""
-    files = [[pair.name, *(str(path.resolve()) for path in _files(pair))] for pair in pairs]
+    files = [
+        [pair.name, pair.hr_scale, *(str(path.resolve()) for path in _files(pair))]
+        for pair in pairs
+    ]
     return hashlib.sha256(json.dumps([scale, files]).encode()).hexdigest()[:16]
 
 
@@ -179,7 +185,15 @@ def _fingerprint(pairs: Sequence[Pair], scale: int) -> str:
                 status = path.stat()
             except OSError as error:
                 raise DataError(f"{path} cannot be read: {error.strerror}") from error
-            seen.append([pair.name, str(path.resolve()), status.st_size, status.st_mtime_ns])
+            seen.append(
+                [
+                    pair.name,
+                    pair.hr_scale,
+                    str(path.resolve()),
+                    status.st_size,
+                    status.st_mtime_ns,
+                ]
+            )
     return hashlib.sha256(json.dumps([_FORMAT_VERSION, scale, seen]).encode()).hexdigest()
 
 
@@ -198,7 +212,7 @@ def _write_packed(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
-        needed = sum(_packed_bytes(image_size(pair.hr), scale) for pair in pairs)
+        needed = sum(_packed_bytes(hr_size(pair), scale) for pair in pairs)
         free = shutil.disk_usage(path.parent).free
         if needed > free:
             raise DataError(
@@ -255,6 +269,10 @@ def read_pair(pair: Pair, scale: int) -> tuple[_Pixels, _Pixels]:
         DataError: A file cannot be decoded, the sizes do not fit, or HR is smaller than `scale`.
     """
     whole = _read_rgb(pair.hr)
+    if pair.hr_scale != 1:
+        pixels = torch.from_numpy(whole.copy()).permute(2, 0, 1)[None]  # (1, 3, h, w)
+        smaller = imresize(pixels, shrunk_size(whole.shape[:2], pair.hr_scale))
+        whole = smaller[0].permute(1, 2, 0).numpy()
     height, width = whole.shape[0] // scale, whole.shape[1] // scale
     if min(height, width) < 1:
         raise DataError(f"{pair.hr} is {by(whole.shape[:2])}, smaller than the scale {scale}")

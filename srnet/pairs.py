@@ -6,7 +6,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from srnet.errors import DataError, ImageError
@@ -28,6 +28,8 @@ class Pair:
     hr: Path
     lr: Path | None
     """None: the LR image is made from the HR image by `srnet.resize.downscale`."""
+    hr_scale: float = 1.0
+    """Factor by which the HR file is shrunk first; other than 1 only without LR file."""
 
 
 @dataclass(frozen=True)
@@ -316,6 +318,32 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
+def with_shrunk(
+    pairs: Sequence[Pair], factors: Sequence[float], scale: int, min_lr_size: int
+) -> list[Pair]:
+    """Add copies of pairs whose HR image is shrunk, for training on more and sharper content.
+
+    Args:
+        pairs: The pairs as found.
+        factors: Of the height and width of the HR images, each in (0, 1].
+        scale: Upscaling factor.
+        min_lr_size: Smallest height and width of an LR image; copies that would be smaller are left out.
+
+    Returns:
+        For each factor a copy of every pair; 1 keeps the pair as it is, others are named as in ``baby@0.5``.
+    """
+    made = []
+    for factor in factors:
+        for pair in pairs:
+            if factor == 1:
+                made.append(pair)
+                continue
+            copy = replace(pair, name=f"{pair.name}@{factor:g}", lr=None, hr_scale=factor)
+            if min(hr_size(copy)) >= min_lr_size * scale:
+                made.append(copy)
+    return made
+
+
 def scan(
     pairs: Sequence[Pair], scale: int, min_lr_size: int, *, verify: bool = False
 ) -> list[Problem]:
@@ -334,18 +362,18 @@ def scan(
     for pair in pairs:
         path = pair.hr
         try:
-            hr_size = image_size(pair.hr, verify=verify)
+            size = hr_size(pair, verify=verify)
             if pair.lr is not None:
                 path = pair.lr
-                check_ratio(hr_size, image_size(pair.lr, verify=verify), scale)
-            lr_size = (hr_size[0] // scale, hr_size[1] // scale)
+                check_ratio(size, image_size(pair.lr, verify=verify), scale)
+            lr_size = (size[0] // scale, size[1] // scale)
             if min(lr_size) < min_lr_size:
-                size = (
-                    f"HR {by(hr_size)} gives LR {by(lr_size)}"
+                sizes = (
+                    f"HR {by(size)} gives LR {by(lr_size)}"
                     if pair.lr is None
                     else f"LR is {by(lr_size)}"
                 )
-                raise DataError(f"{size}, smaller than {min_lr_size}x{min_lr_size}")
+                raise DataError(f"{sizes}, smaller than {min_lr_size}x{min_lr_size}")
         except DataError as error:
             problems.append(Problem(pair.name, path, str(error)))
     return problems
@@ -387,6 +415,18 @@ def image_size(path: Path, *, verify: bool = False) -> tuple[int, int]:
     except ImageError as error:
         raise DataError(str(error).removeprefix(f"{path}: ")) from error
     return header.height, header.width
+
+
+def hr_size(pair: Pair, *, verify: bool = False) -> tuple[int, int]:
+    """Return (height, width) of the pair's HR image, shrunk where it is to be; see `image_size`."""
+    height, width = image_size(pair.hr, verify=verify)
+    return shrunk_size((height, width), pair.hr_scale)
+
+
+def shrunk_size(size: tuple[int, int], factor: float) -> tuple[int, int]:
+    """Return (height, width) times the factor, to the nearest pixel and at least 1."""
+    height, width = (max(1, round(side * factor)) for side in size)
+    return height, width
 
 
 def check_ratio(hr_size: tuple[int, int], lr_size: tuple[int, int], scale: int) -> None:

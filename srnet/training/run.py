@@ -30,6 +30,7 @@ from srnet.datasets import (
     read_pair,
     scan,
     summarise,
+    with_shrunk,
 )
 from srnet.degradation import MARGIN
 from srnet.device import Precision, resolve_precision, select_device
@@ -157,6 +158,12 @@ def collect(
     if not pairs:
         raise DataError(
             f"no image of {', '.join(data.train)} is as large as a crop of {crop} LR pixels"
+        )
+    pairs = with_shrunk(pairs, data.hr_scales, scale, crop)
+    if not pairs:
+        raise DataError(
+            f"no image of {', '.join(data.train)} is as large as a crop of {crop} LR pixels once shrunk by "
+            f"{', '.join(f'{f:g}' for f in data.hr_scales)}; add 1 to data.hr_scales"
         )
     validation = {
         name: find_pairs(Path(root), scale, allow_orphans=data.allow_orphans)

@@ -186,7 +186,9 @@ def load_kernels() -> Kernels:
     Raises:
         OSError: There is no C compiler, or what it makes cannot be used; the message says which.
     """
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = (
+        os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    )
     if not compiler:
         raise OSError("no C compiler (cc, gcc or clang) is here")
     flags = ["-O3", "-march=native", "-ffp-contract=fast", "-std=gnu11", "-shared", "-fPIC"]
