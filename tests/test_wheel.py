@@ -38,6 +38,7 @@ def test_wheel_upscales_with_its_own_weights(tmp_path, photo):
     (wheel,) = tmp_path.glob("srnet-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {f"srnet/_checkpoints/{model.file}" for model in shipped_models()} <= names
+    assert "srnet/training/winograd.c" in names
     assert not [name for name in names if name.startswith(("tests", "data"))]
 
     site = tmp_path / "site"

@@ -311,7 +311,7 @@ def prepare(
     fast = fits and options.winograd != "off"
     if fast:
         try:
-            accelerate(network)
+            fast = accelerate(network)
         except OSError as error:
             if options.winograd == "on":
                 raise ConfigError(f"trainer.winograd is on, but {error}; use auto") from error

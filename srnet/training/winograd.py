@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -41,10 +42,10 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._convolve = library.winograd_convolve
         self._filter_gradient = library.winograd_filter_gradient
-        sizes = [ctypes.c_ssize_t] * 4
-        work = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_ssize_t]
-        self._convolve.argtypes = [ctypes.c_void_p] * 4 + sizes + work
-        self._filter_gradient.argtypes = [ctypes.c_void_p] * 3 + sizes + work
+        pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
+        others = (size, size, size, size, pointer, size, size)  # h, w, C, K, work, begin, end
+        self._convolve.argtypes = (pointer, pointer, pointer, pointer, *others)
+        self._filter_gradient.argtypes = (pointer, pointer, pointer, *others)
         self._convolve.restype = self._filter_gradient.restype = None
         self._transform = _filter_transform()
 
@@ -98,7 +99,8 @@ class Kernels:
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _pool(threads: int, process: int) -> ThreadPoolExecutor:
+    """The threads of this process: those of a pool do not live on in a fork."""
     return ThreadPoolExecutor(threads, thread_name_prefix="winograd")
 
 
@@ -110,7 +112,7 @@ def _in_parts(part: Callable[[int, int, int], None], x: Tensor) -> None:
     if threads == 1:
         part(0, 0, tiles)
     else:
-        list(_pool(threads).map(part, range(threads), bounds[:-1], bounds[1:]))
+        list(_pool(threads, os.getpid()).map(part, range(threads), bounds[:-1], bounds[1:]))
 
 
 class _Convolution(torch.autograd.Function):
@@ -123,7 +125,7 @@ class _Convolution(torch.autograd.Function):
         return load_kernels().convolve(x, weight, bias)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         x, weight = ctx.saved_tensors
         kernels = load_kernels()
@@ -160,28 +162,34 @@ def _suits(layer: nn.Module) -> bool:
     )
 
 
-def accelerate(network: nn.Module) -> None:
+def accelerate(network: nn.Module) -> bool:
     """Lets the network's 3x3 convolutions be computed by Winograd's algorithm while it trains on a CPU in float32.
 
-    Parameters stay the same objects under the same names. Layers whose channels are no multiples of 16 stay as they are.
+    Parameters stay the same objects under the same names. Layers whose channels are no multiples of 16 stay as they
+    are.
 
     Args:
         network: Changed in place.
 
+    Returns:
+        Whether there was a layer to change.
+
     Raises:
         OSError: There is no C compiler, or what it makes cannot be used; the message says which.
     """
-    load_kernels()
-    for layer in network.modules():
-        if _suits(layer):
-            layer.__class__ = WinogradConv2d
+    layers = [layer for layer in network.modules() if _suits(layer)]
+    if layers:
+        load_kernels()
+    for layer in layers:
+        layer.__class__ = WinogradConv2d
+    return bool(layers)
 
 
 @cache
 def load_kernels() -> Kernels:
     """Compiles winograd.c for this processor, loads it, and tries it on small numbers.
 
-    It is compiled anew in each process: that takes a second or two, and a file kept for later could meet another processor.
+    It is compiled anew in each process: that takes a second, and a file kept for later could meet another processor.
 
     Raises:
         OSError: There is no C compiler, or what it makes cannot be used; the message says which.
@@ -192,19 +200,33 @@ def load_kernels() -> Kernels:
     if not compiler:
         raise OSError("no C compiler (cc, gcc or clang) is here")
     flags = ["-O3", "-march=native", "-ffp-contract=fast", "-std=gnu11", "-shared", "-fPIC"]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows holds it
         library = Path(folder) / "winograd.so"
-        command = [*compiler.split(), *flags, str(_SOURCE), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        command = [*shlex.split(compiler), *flags, str(_SOURCE), "-o", str(library)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError as error:
+            raise OSError(f"{compiler} cannot be started: {error.strerror}") from error
         if done.returncode:
             reason = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
             raise OSError(f"{compiler} cannot compile {_SOURCE.name}: {reason}")
         kernels = Kernels(ctypes.CDLL(str(library)))
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 16, 5, 7, generator=generator).contiguous(memory_format=torch.channels_last)
-    weight, bias = (torch.randn(32, *s, generator=generator) for s in ((16, 3, 3), ()))
-    if not torch.allclose(
-        kernels.convolve(x, weight, bias), F.conv2d(x, weight, bias, padding=1), atol=1e-3
-    ):
+    if not _is_right(kernels):
         raise OSError(f"what {compiler} made of {_SOURCE.name} gives wrong results")
     return kernels
+
+
+def _is_right(kernels: Kernels) -> bool:
+    """Whether the kernels agree with torch on a small image."""
+    generator = torch.Generator().manual_seed(0)
+    x, grad = (torch.randn(2, c, 5, 7, generator=generator) for c in (16, 32))
+    x, grad = (t.contiguous(memory_format=torch.channels_last) for t in (x, grad))
+    weight = torch.randn(32, 16, 3, 3, generator=generator, requires_grad=True)
+    bias = torch.randn(32, generator=generator)
+    with torch.enable_grad():
+        y = F.conv2d(x, weight, bias, padding=1)
+        (to_weight,) = torch.autograd.grad(y, weight, grad)
+    with torch.no_grad():
+        return torch.allclose(kernels.convolve(x, weight, bias), y, atol=1e-3) and torch.allclose(
+            kernels.filter_gradient(x, grad), to_weight, atol=1e-3
+        )
