@@ -5,7 +5,8 @@
 // convolution is 36 small matrix products over the channels. Tiles go in blocks whose transforms stay in the cache.
 //
 // Shapes: images (n, h, w, channels); filters in the transform's space (panels of OUT, 36, C, OUT). C is a multiple of
-// WIDTH, K of OUT. Tiles are numbered over (n, ceil(h / 4), ceil(w / 4)); a call does those from `begin` to `end`.
+// WIDTH, K of OUT. Tiles are numbered over (n, ceil(h / 4), ceil(w / 4)); each thread has an even share of them, and its
+// own part of `work`.
 #include <stddef.h>
 #include <string.h>
 
@@ -107,9 +108,8 @@ INLINE void multiply(float *sums, const float *a, ptrdiff_t row, ptrdiff_t colum
   }
 }
 
-// y (n, h, w, K) = x (n, h, w, C) convolved with the filters U, plus bias (K). `work`: 36 BLOCK (C + OUT) + C floats.
-void winograd_convolve(const float *x, const float *U, const float *bias, float *y, ptrdiff_t h, ptrdiff_t w,
-                       ptrdiff_t C, ptrdiff_t K, float *work, ptrdiff_t begin, ptrdiff_t end) {
+static void convolve_tiles(const float *x, const float *U, const float *bias, float *y, ptrdiff_t h, ptrdiff_t w,
+                           ptrdiff_t C, ptrdiff_t K, float *work, ptrdiff_t begin, ptrdiff_t end) {
   float *V = work, *M = V + 36 * BLOCK * C, *zeros = M + 36 * BLOCK * OUT;
   memset(zeros, 0, C * sizeof(float));
   for (ptrdiff_t first = begin; first < end; first += BLOCK) {
@@ -142,10 +142,18 @@ void winograd_convolve(const float *x, const float *U, const float *bias, float 
   }
 }
 
-// dU (K / OUT, 36, C, OUT) += the loss's gradient to the filters, from x (n, h, w, C) and the gradient dy (n, h, w, K) to
-// the output. `work`: 36 BLOCK (C + K) + max(C, K) floats.
-void winograd_filter_gradient(const float *x, const float *dy, float *dU, ptrdiff_t h, ptrdiff_t w, ptrdiff_t C,
-                              ptrdiff_t K, float *work, ptrdiff_t begin, ptrdiff_t end) {
+// y (n, h, w, K) = x (n, h, w, C) convolved with the filters U, plus bias (K). `work`: 36 BLOCK (C + OUT) + C floats for
+// each thread.
+void winograd_convolve(const float *x, const float *U, const float *bias, float *y, ptrdiff_t n, ptrdiff_t h,
+                       ptrdiff_t w, ptrdiff_t C, ptrdiff_t K, float *work, ptrdiff_t threads) {
+  const ptrdiff_t tiles = n * ((h + 3) / 4) * ((w + 3) / 4), room = 36 * BLOCK * (C + OUT) + C;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (ptrdiff_t i = 0; i < threads; i++)
+    convolve_tiles(x, U, bias, y, h, w, C, K, work + i * room, tiles * i / threads, tiles * (i + 1) / threads);
+}
+
+static void filter_gradient_of_tiles(const float *x, const float *dy, float *dU, ptrdiff_t h, ptrdiff_t w, ptrdiff_t C,
+                                     ptrdiff_t K, float *work, ptrdiff_t begin, ptrdiff_t end) {
   float *V = work, *M = V + 36 * BLOCK * C, *zeros = M + 36 * BLOCK * K;
   memset(zeros, 0, (C > K ? C : K) * sizeof(float));
   for (ptrdiff_t first = begin; first < end; first += BLOCK) {
@@ -182,4 +190,15 @@ void winograd_filter_gradient(const float *x, const float *dy, float *dU, ptrdif
         }
       }
   }
+}
+
+// dU (threads, K / OUT, 36, C, OUT) += each thread's share of the loss's gradient to the filters, from x (n, h, w, C) and
+// the gradient dy (n, h, w, K) to the output. `work`: 36 BLOCK (C + K) + max(C, K) floats for each thread.
+void winograd_filter_gradient(const float *x, const float *dy, float *dU, ptrdiff_t n, ptrdiff_t h, ptrdiff_t w,
+                              ptrdiff_t C, ptrdiff_t K, float *work, ptrdiff_t threads) {
+  const ptrdiff_t tiles = n * ((h + 3) / 4) * ((w + 3) / 4), room = 36 * BLOCK * (C + K) + (C > K ? C : K);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+  for (ptrdiff_t i = 0; i < threads; i++)
+    filter_gradient_of_tiles(x, dy, dU + i * 36 * C * K, h, w, C, K, work + i * room, tiles * i / threads,
+                             tiles * (i + 1) / threads);
 }

@@ -14,8 +14,6 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,7 +41,7 @@ class Kernels:
         self._convolve = library.winograd_convolve
         self._filter_gradient = library.winograd_filter_gradient
         pointer, size = ctypes.c_void_p, ctypes.c_ssize_t
-        others = (size, size, size, size, pointer, size, size)  # h, w, C, K, work, begin, end
+        others = (size, size, size, size, size, pointer, size)  # n, h, w, C, K, work, threads
         self._convolve.argtypes = (pointer, pointer, pointer, pointer, *others)
         self._filter_gradient.argtypes = (pointer, pointer, pointer, *others)
         self._convolve.restype = self._filter_gradient.restype = None
@@ -65,13 +63,10 @@ class Kernels:
         y = torch.empty((B, K, H, W), memory_format=torch.channels_last)
         filters = weight.reshape(K * C, 9) @ self._transform.T
         filters = filters.view(K // _OUT, _OUT, C, _FREQUENCIES).permute(0, 3, 2, 1).contiguous()
-
-        def part(i: int, begin: int, end: int) -> None:
-            work = torch.empty(_FREQUENCIES * _BLOCK * (C + _OUT) + C)
-            pointers = (t.data_ptr() for t in (x, filters, bias, y))
-            self._convolve(*pointers, H, W, C, K, work.data_ptr(), begin, end)
-
-        _in_parts(part, x)
+        threads = torch.get_num_threads()
+        work = torch.empty(threads, _FREQUENCIES * _BLOCK * (C + _OUT) + C)
+        pointers = (t.data_ptr() for t in (x, filters, bias, y))
+        self._convolve(*pointers, B, H, W, C, K, work.data_ptr(), threads)
         return y
 
     def filter_gradient(self, x: Tensor, grad: Tensor) -> Tensor:
@@ -84,35 +79,15 @@ class Kernels:
         Returns:
             (K, C, 3, 3).
         """
-        H, W = x.shape[2:]
-        C, K = x.shape[1], grad.shape[1]
-        sums = torch.zeros(torch.get_num_threads(), K // _OUT, _FREQUENCIES, C, _OUT)
-
-        def part(i: int, begin: int, end: int) -> None:
-            work = torch.empty(_FREQUENCIES * _BLOCK * (C + K) + max(C, K))
-            pointers = (t.data_ptr() for t in (x, grad, sums[i]))
-            self._filter_gradient(*pointers, H, W, C, K, work.data_ptr(), begin, end)
-
-        _in_parts(part, x)
+        B, C, H, W = x.shape
+        K = grad.shape[1]
+        threads = torch.get_num_threads()
+        sums = torch.zeros(threads, K // _OUT, _FREQUENCIES, C, _OUT)
+        work = torch.empty(threads, _FREQUENCIES * _BLOCK * (C + K) + max(C, K))
+        pointers = (t.data_ptr() for t in (x, grad, sums))
+        self._filter_gradient(*pointers, B, H, W, C, K, work.data_ptr(), threads)
         filters = sums.sum(0).permute(0, 3, 2, 1).reshape(K * C, _FREQUENCIES)
         return (filters @ self._transform).view(K, C, 3, 3)
-
-
-@cache
-def _pool(threads: int, process: int) -> ThreadPoolExecutor:
-    """The threads of this process: those of a pool do not live on in a fork."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="winograd")
-
-
-def _in_parts(part: Callable[[int, int, int], None], x: Tensor) -> None:
-    """Calls part(i, begin, end) for even shares of the tiles of x (B, C, H, W), on as many threads as torch uses."""
-    threads = torch.get_num_threads()
-    tiles = x.shape[0] * -(-x.shape[2] // 4) * -(-x.shape[3] // 4)
-    bounds = [tiles * i // threads for i in range(threads + 1)]
-    if threads == 1:
-        part(0, 0, tiles)
-    else:
-        list(_pool(threads, os.getpid()).map(part, range(threads), bounds[:-1], bounds[1:]))
 
 
 class _Convolution(torch.autograd.Function):
@@ -199,7 +174,16 @@ def load_kernels() -> Kernels:
     )
     if not compiler:
         raise OSError("no C compiler (cc, gcc or clang) is here")
-    flags = ["-O3", "-march=native", "-ffp-contract=fast", "-std=gnu11", "-shared", "-fPIC"]
+    # GNU's OpenMP library, by its name, is the one that torch has loaded already: one set of threads serves both.
+    flags = [
+        "-O3",
+        "-march=native",
+        "-ffp-contract=fast",
+        "-std=gnu11",
+        "-fopenmp",
+        "-shared",
+        "-fPIC",
+    ]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows holds it
         library = Path(folder) / "winograd.so"
         command = [*shlex.split(compiler), *flags, str(_SOURCE), "-o", str(library)]
