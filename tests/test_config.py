@@ -125,6 +125,11 @@ def test_on_and_off_are_words(word: str, value: str, tmp_path: Path) -> None:
         ("network.attention_blocks=[1, 1]", "names a block twice; use [1]"),
         ("trainer.seed=-1", "trainer.seed is -1"),
         ("trainer.devices=0", "trainer.devices is 0"),
+        ("data.hr_scales=[]", "data.hr_scales is []; use different factors above 0 and up to 1"),
+        ("data.hr_scales=[1, 1.5]", "data.hr_scales is [1.0, 1.5]"),
+        ("data.hr_scales=[0.5, 0.5]", "data.hr_scales is [0.5, 0.5]"),
+        ("data.hr_scales=[0]", "data.hr_scales is [0.0]"),
+        ("data.hr_scales=[.nan]", "data.hr_scales is [nan]"),
     ],
 )
 def test_settings_that_would_go_wrong_later_are_refused(word: str, message: str) -> None:

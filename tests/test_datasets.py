@@ -11,9 +11,16 @@ import torch
 from PIL import Image
 
 from srnet.atomic import is_partial
-from srnet.datasets import PackedPairs, find_pairs, read_pair, sample_patches
+from srnet.datasets import (
+    PackedPairs,
+    find_pairs,
+    read_pair,
+    sample_patches,
+    scan,
+    with_shrunk,
+)
 from srnet.errors import DataError
-from srnet.resize import downscale
+from srnet.resize import downscale, imresize
 
 BUILD_AND_WAIT = """
 import sys, time
@@ -95,6 +102,31 @@ def test_packed_pixels_are_those_of_the_files(folder, cache, scale):
         assert lr.shape == (height, width, 3)
         made = downscale(torch.tensor(wanted).permute(2, 0, 1)[None], scale)[0].permute(1, 2, 0)
         np.testing.assert_array_equal(lr, made.numpy())
+
+
+def test_shrunk_copies_are_images_of_their_own(folder, cache):
+    """150x130, 64x96 and 143x71: the copies at half the size are 75x65, 32x48 and 72x36 (halves to even)."""
+    pairs = with_shrunk(find_pairs(folder, 4), (1, 0.5), 4, 9)
+    packed = PackedPairs.build(pairs, 4, cache)
+    assert packed.names == ["a", "b", "c", "a@0.5", "c@0.5"]  # the copy of b has an LR of 8x12
+    for i, file, size in ((3, "a.png", (65, 75)), (4, "c.jpg", (36, 72))):
+        whole = torch.tensor(decoded(folder / file)).permute(2, 0, 1)[None]
+        shrunk = imresize(whole, size)[..., : size[0] // 4 * 4, : size[1] // 4 * 4]
+        lr, hr = packed.image(i)
+        np.testing.assert_array_equal(hr, shrunk[0].permute(1, 2, 0))
+        np.testing.assert_array_equal(lr, downscale(shrunk, 4)[0].permute(1, 2, 0))
+    assert not scan(pairs, 4, 9)
+    assert [p.name for p in scan(pairs, 4, 10)] == ["c@0.5"]
+    assert len(build(folder, cache)) == 3  # another packed file
+    assert len(list(cache.glob("*.pack"))) == 2
+
+
+def test_shrunk_copies_leave_a_published_lr_aside(tmp_path):
+    pack_arrays(tmp_path, {"a": (noise(10, 8), repeated(noise(10, 8), 4))}, 4)
+    pairs = with_shrunk(find_pairs(tmp_path, 4), (0.75, 1), 4, 1)
+    assert [(p.name, p.lr is None) for p in pairs] == [("a@0.75", True), ("a", False)]
+    lr, hr = read_pair(pairs[0], 4)
+    assert (lr.shape, hr.shape) == ((7, 6, 3), (28, 24, 3))
 
 
 def test_published_lr_is_used_and_hr_is_cut(tmp_path):

@@ -1,5 +1,6 @@
 """``scripts/profile_step.py`` on a small run."""
 
+import sys
 from pathlib import Path
 
 import profile_step
@@ -36,3 +37,26 @@ def test_the_parts_of_a_step_add_up(photo, tmp_path):
     assert all(seconds > 0 for seconds in found.values())
     assert sum(found.values()) == pytest.approx(whole)
     assert found["convolution"] > found["data"]
+
+
+def test_two_settings_are_compared_in_one_run(photo, tmp_path, monkeypatch, capsys):
+    (tmp_path / "train").mkdir()
+    Image.fromarray(photo("coffee")[:120, :120]).save(tmp_path / "train" / "a.png")
+    words = [
+        str(ROOT / "configs/smoke.yaml"),
+        f"data.train=[{tmp_path / 'train'}]",
+        "data.validation={}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+        "trainer.device=cpu",
+        "data.batch_size=16",
+    ]
+    monkeypatch.setattr("sys.argv", ["profile_step.py", *words, "--steps", "2", "--against"])
+    monkeypatch.setattr("sys.argv", [*sys.argv, "data.batch_size=2"])
+    profile_step.main()
+    lines = capsys.readouterr().out.splitlines()
+    (here,) = [i for i, line in enumerate(lines) if line == "with data.batch_size=2:"]
+    assert " ms a step of 16" in "".join(lines[:here])
+    assert " ms a step of 2" in lines[here + 1]
+    label, _, ratio = lines[-1].rpartition(" ")
+    assert label == "ratio of the steps' times:"
+    assert float(ratio) < 1  # two patches take less time than sixteen

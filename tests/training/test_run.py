@@ -158,6 +158,15 @@ def test_too_small_images_are_listed_before_training(config_file: Path) -> None:
         train(config(config_file, "data.patch_size=250", "data.skip_small=true"), lambda _: None)
 
 
+def test_shrunk_copies_count_as_images(config_file: Path) -> None:
+    lines: list[str] = []
+    words = ("data.hr_scales=[1,0.5,0.02]", "trainer.max_steps=3")
+    train(config(config_file, *words), lines.append)
+    assert any(" 2 images, " in line for line in lines)  # 600x400 and 300x200; 12x8 is below a crop
+    with pytest.raises(DataError, match=r"once shrunk by 0\.02; add 1 to data\.hr_scales"):
+        train(config(config_file, "data.hr_scales=[0.02]"), lambda _: None)
+
+
 def test_batches_depend_on_seed_step_and_rank_alone(config_file: Path, folders: Path) -> None:
     from srnet.datasets import PackedPairs, find_pairs
 
