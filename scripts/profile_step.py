@@ -9,6 +9,7 @@ a little slower than training; what logging and the attention measurements cost 
 """
 
 import argparse
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -26,6 +27,7 @@ from srnet.attention import SparseAttention
 from srnet.config import RunConfig, load_config
 from srnet.device import resolve_precision, select_device
 from srnet.diagnostics import examine
+from srnet.errors import SRNetError
 from srnet.network import SRNet
 from srnet.training.datamodule import PatchBatches
 from srnet.training.health import layer_metrics
@@ -141,8 +143,8 @@ def measure(config: RunConfig, steps: int, report: Callable[[str], None]) -> dic
     return result
 
 
-def main() -> None:
-    """Measures and prints."""
+def main() -> int:
+    """Measures and prints; returns 2 when something is wrong with what was asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -156,19 +158,28 @@ def main() -> None:
         help="other settings to measure in turn with these, for the ratio of the times",
     )
     args = parser.parse_args()
-    words = tuple(args.overrides)
-    config = load_config(args.config, words)
-    if args.against is None:
-        tell(config, measure(config, args.steps, print))
+    try:
+        compare(args.config, tuple(args.overrides), tuple(args.against or ()), args.steps)
+    except SRNetError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def compare(path: Path, words: tuple[str, ...], against: tuple[str, ...], steps: int) -> None:
+    """Measures a configuration, and where ``against`` names other settings those too, in turn."""
+    config = load_config(path, words)
+    if not against:
+        tell(config, measure(config, steps, print))
         return
-    other = load_config(args.config, (*words, *args.against))
+    other = load_config(path, (*words, *against))
     times: dict[str, list[dict[str, float]]] = defaultdict(list)
     for _ in range(3):  # in turn, since the machine's speed changes
-        times["these"].append(measure(config, args.steps, print))
-        times["others"].append(measure(other, args.steps, print))
+        times["these"].append(measure(config, steps, print))
+        times["others"].append(measure(other, steps, print))
     best = {name: min(found, key=lambda f: f["step"]) for name, found in times.items()}
     tell(config, best["these"])
-    print(f"with {' '.join(args.against)}:")
+    print(f"with {' '.join(against)}:")
     tell(other, best["others"])
     print(f"ratio of the steps' times: {best['others']['step'] / best['these']['step']:.2f}")
 
@@ -186,4 +197,4 @@ def tell(config: RunConfig, found: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

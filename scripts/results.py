@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from srnet.checkpoint import ModelEntry, load_checkpoint, read_header, shipped_models
-from srnet.config import SCALES
+from srnet.config import SCALES, DegradationConfig
 from srnet.datasets import find_pairs
 from srnet.errors import SRNetError
 from srnet.evaluation import evaluate
@@ -27,7 +27,7 @@ from srnet.report_file import write_report
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 REGISTRY = ROOT / "checkpoints" / "registry.json"
-JPEG = (40, 80)
+JPEG = DegradationConfig.validation_quality
 SETS = ("Set5", "Set14", "BSD100", "Urban100", "Urban100_sub20")
 TITLES = {"Urban100_sub20": "20 of Urban100"}
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from register_checkpoint import describe, register
 
 from srnet.checkpoint import known_models, load_checkpoint, save_checkpoint
-from srnet.config import RunConfig, load_config
+from srnet.config import DegradationConfig, RunConfig, load_config
 from srnet.datasets import find_pairs
 from srnet.errors import SRNetError
 from srnet.evaluation import Row, evaluate
@@ -47,7 +47,7 @@ COLUMNS = (
     "weights",
     "init_from",
 )
-VALIDATION_JPEG = (40, 80)
+VALIDATION_JPEG = DegradationConfig.validation_quality
 ENDLESS = 10_000_000
 
 

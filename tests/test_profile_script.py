@@ -52,7 +52,7 @@ def test_two_settings_are_compared_in_one_run(photo, tmp_path, monkeypatch, caps
     ]
     monkeypatch.setattr("sys.argv", ["profile_step.py", *words, "--steps", "2", "--against"])
     monkeypatch.setattr("sys.argv", [*sys.argv, "data.batch_size=2"])
-    profile_step.main()
+    assert profile_step.main() == 0
     lines = capsys.readouterr().out.splitlines()
     (here,) = [i for i, line in enumerate(lines) if line == "with data.batch_size=2:"]
     assert " ms a step of 16" in "".join(lines[:here])
@@ -60,3 +60,11 @@ def test_two_settings_are_compared_in_one_run(photo, tmp_path, monkeypatch, caps
     label, _, ratio = lines[-1].rpartition(" ")
     assert label == "ratio of the steps' times:"
     assert float(ratio) < 1  # two patches take less time than sixteen
+
+
+def test_missing_images_are_one_line(monkeypatch, capsys):
+    words = [str(ROOT / "configs/smoke.yaml"), "data.train=[/nowhere]"]
+    monkeypatch.setattr("sys.argv", ["profile_step.py", *words])
+    assert profile_step.main() == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "/nowhere" in line
