@@ -4,14 +4,16 @@
 
 `--data` is a folder of test sets (Set5, Set14, BSD100, Urban100, each as data/README.md says). What was measured is
 kept in docs/results.json by the hash of the weights, so that only new checkpoints take time; `--write` measures
-nothing. The scores also go into checkpoints/registry.json, where `srnet models` finds them.
+nothing. The scores also go into checkpoints/registry.json, where `srnet models` finds them, and into README's table.
 """
 
 import argparse
 import csv
 import json
+import re
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
@@ -93,6 +95,8 @@ def main(argv: list[str] | None = None) -> int:
     plot(read_log(args.docs / "training-log.csv"), args.docs / "training-log.svg")
     if args.docs == DOCS:
         update_registry(measured)
+        readme = ROOT / "README.md"
+        write_report(readme, with_scores(readme.read_text("utf-8"), shipped_models(), measured))
     print(args.docs / "results.md")
     return 0
 
@@ -350,6 +354,23 @@ def update_registry(measured: dict[str, Any]) -> None:
         scores = {TITLES.get(s, s): round(found[s]["psnr_y"], 2) for s in SETS if s in found}
         model["psnr_y"] = model.get("psnr_y", {}) | scores
     write_report(REGISTRY, json.dumps(content, indent=2) + "\n")
+
+
+def with_scores(
+    text: str, models: Sequence[ModelEntry], measured: dict[str, dict[str, Any]]
+) -> str:
+    """README with new scores in the rows that start with a checkpoint's name; what else the first cell says stays."""
+    for model in models:
+        found = measured.get(model.sha256, {})
+        cells = [
+            f"{found[s]['psnr_y']:.2f} ({found[s]['bicubic_psnr_y']:.2f})"
+            for s in SETS
+            if s in found
+        ]
+        if cells:
+            row = rf"^(\| `{re.escape(model.name)}`[^|\n]*\|).*$"
+            text = re.sub(row, rf"\1 {' | '.join(cells)} |", text, flags=re.MULTILINE)
+    return text
 
 
 if __name__ == "__main__":
