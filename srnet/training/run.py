@@ -315,7 +315,7 @@ def prepare(
         except OSError as error:
             if options.winograd == "on":
                 raise ConfigError(f"trainer.winograd is on, but {error}; use auto") from error
-            report(f"training at about half the speed that a C compiler would give: {error}")
+            report(f"a C compiler would make a step of training up to twice as fast: {error}")
             fast = False
     layout = options.channels_last
     if layout == "on" or (layout == "auto" and (precision == "bf16" or fast)):
