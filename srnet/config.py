@@ -266,8 +266,8 @@ class TrainerConfig:
     channels_last: Literal["auto", "on", "off"] = "auto"
     """Memory layout; auto: on together with bfloat16 and Winograd's convolutions, where it is faster, else off."""
     winograd: Literal["auto", "on", "off"] = "auto"
-    """3x3 convolutions by Winograd's algorithm, in C that is compiled when the run starts, which makes a step up to twice
-    as fast. auto: on a CPU in float32 without torch.compile, where there is a C compiler."""
+    """3x3 convolutions by Winograd's algorithm, in C that is compiled when the run starts, which makes a step up
+    to twice as fast. auto: on a CPU in float32 without torch.compile, where there is a C compiler."""
     seed: int = 0
     """Seed of initialisation, crops and flips."""
 
