@@ -16,6 +16,7 @@ WORDS = (
     "data.patch_size=12",
     "data.degradation={validation_quality: [30, 50]}",
     "optim.decay_steps=0",
+    "trainer.precision=fp32",  # as `evaluate` measures; auto is bfloat16 where that is native
     "trainer.max_steps=3",
 )
 
