@@ -1,6 +1,6 @@
 """3x3 convolutions for training on CPUs by Winograd's algorithm, in C that is compiled when the run starts.
 
-Four fifths of a training step are 3x3 convolutions of a few dozen channels. oneDNN computes them on AVX2 by the
+Three quarters of a training step are 3x3 convolutions of a few dozen channels. oneDNN computes them on AVX2 by the
 definition, near the processor's peak; Winograd's F(4x4, 3x3) needs a quarter of the products. No library for torch
 has it for training on CPUs (NNPACK's has no gradients), hence `winograd.c`. Upscaling and evaluation keep torch's own
 convolutions, whose result does not depend on where a tile starts.
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _SOURCE = Path(__file__).with_name("winograd.c")
-_WIDTH, _OUT, _BLOCK = 8, 16, 24  # as in winograd.c
+_OUT, _BLOCK = 16, 24  # as in winograd.c
 _FREQUENCIES = 36
 
 

@@ -27,6 +27,14 @@ NETWORK = NetworkConfig(
 )
 
 
+WORDS = (
+    "network.embed_dim=16",
+    "trainer.device=cpu",
+    "trainer.precision=fp32",
+    "trainer.max_steps=3",
+)
+
+
 @pytest.fixture
 def threads():
     before = torch.get_num_threads()
@@ -122,21 +130,13 @@ def test_a_network_keeps_its_tensors_and_its_results_in_use():
 
 
 @needs_compiler
-def test_a_run_learns_the_same(tmp_path, photo_folders, tiny_run):
+def test_a_run_learns_the_same(config_file):
     """Two runs from one seed, that differ in the convolutions alone, end at the same weights but for rounding."""
-    folders = photo_folders(tmp_path)
-    path = tiny_run(
-        tmp_path / "run.yaml",
-        network={"embed_dim": 16},
-        data={"train": [str(folders / "train")], "cache_dir": str(tmp_path / "cache")},
-        optim={"optimizer": "adamw"},  # Muon divides small gradients by their own size
-        trainer={"device": "cpu", "precision": "fp32"},
-        output_dir=str(tmp_path / "runs"),
-    )
-    start = SRNet(load_config(path).network).state_dict()
+    words = (*WORDS, "optim.optimizer=adamw")  # Muon divides small gradients by their own size
+    start = SRNet(load_config(config_file, words).network).state_dict()
     runs = {}
     for word in ("auto", "on", "off"):
-        config = load_config(path, (f"name={word}", f"trainer.winograd={word}"))
+        config = load_config(config_file, (*words, f"name={word}", f"trainer.winograd={word}"))
         weights = load_checkpoint(train(config, lambda _: None).folder / "last.safetensors").network
         runs[word] = weights.state_dict()
     assert all(torch.equal(runs["auto"][k], runs["on"][k]) for k in start)
@@ -152,17 +152,9 @@ def test_a_run_learns_the_same(tmp_path, photo_folders, tiny_run):
         (("trainer.compile=true",), "this is cpu in fp32 with it; use auto"),
     ],
 )
-def test_on_is_refused_where_it_has_no_meaning(words, reason, tmp_path, photo_folders, tiny_run):
-    folders = photo_folders(tmp_path)
-    path = tiny_run(
-        tmp_path / "run.yaml",
-        network={"embed_dim": 16},
-        data={"train": [str(folders / "train")], "cache_dir": str(tmp_path / "cache")},
-        trainer={"device": "cpu", "precision": "fp32", "winograd": "on"},
-        output_dir=str(tmp_path / "runs"),
-    )
+def test_on_is_refused_where_it_has_no_meaning(words, reason, config_file, tmp_path):
     with pytest.raises(ConfigError, match=reason):
-        train(load_config(path, words), lambda _: None)
+        train(load_config(config_file, (*WORDS, "trainer.winograd=on", *words)), lambda _: None)
     assert not (tmp_path / "runs").exists()
 
 
@@ -185,21 +177,13 @@ def _srnet_train(path: Path, *words: str, **environment: str) -> subprocess.Comp
         ),
     ],
 )
-def test_a_run_goes_on_without_a_compiler(compiler, reason, tmp_path, photo_folders, tiny_run):
+def test_a_run_goes_on_without_a_compiler(compiler, reason, config_file):
     """One line says what was missed; ``on`` insists."""
-    folders = photo_folders(tmp_path)
-    path = tiny_run(
-        tmp_path / "run.yaml",
-        network={"embed_dim": 16},
-        data={"train": [str(folders / "train")], "cache_dir": str(tmp_path / "cache")},
-        trainer={"device": "cpu", "precision": "fp32"},
-        output_dir=str(tmp_path / "runs"),
-    )
-    done = _srnet_train(path, CC=compiler)
+    done = _srnet_train(config_file, *WORDS, CC=compiler)
     assert done.returncode == 0, done.stderr
     (line,) = [x for x in (done.stdout + done.stderr).splitlines() if "up to twice as fast" in x]
     assert reason in line
-    done = _srnet_train(path, "name=other", "trainer.winograd=on", CC=compiler)
+    done = _srnet_train(config_file, *WORDS, "name=other", "trainer.winograd=on", CC=compiler)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("srnet: error: trainer.winograd is on, but ")
