@@ -18,7 +18,7 @@ from srnet import __version__
 from srnet.datasets import Pair, read_pair
 from srnet.degradation import compress, fixed_quality
 from srnet.device import Precision
-from srnet.errors import DataError
+from srnet.errors import DataError, ImageError
 from srnet.inference import Upscaler
 from srnet.metrics import psnr_y, ssim_y
 from srnet.network import SRNet
@@ -116,6 +116,7 @@ def evaluate(
     Raises:
         ConfigError: The device or precision does not exist.
         DataError: There is no image, or one cannot be used.
+        ImageError: The network fails on an image.
     """
     if not pairs:
         raise DataError(f"{data}: no images to measure; give a folder that holds some")
@@ -130,7 +131,10 @@ def evaluate(
             lr = compress(lr[0], fixed_quality(pair.name, jpeg))[None]
         true = hr.float() / 255
         bicubic = upscale(lr, scale).float() / 255
-        sr = bicubic if upscaler is None else upscaler.upscale(lr.float() / 255)
+        try:
+            sr = bicubic if upscaler is None else upscaler.upscale(lr.float() / 255)
+        except ImageError as error:
+            raise ImageError(f"{pair.hr}: {error}") from error
         sr = imresize(sr, (hr.shape[2], hr.shape[3]))  # as it is where the scales are the same
         if keep is not None:
             keep(pair.name, sr)

@@ -14,7 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_CELLS = (1, 2, 2, 3, 3, 4, 4, 4, 6, 8, 8, 12)  # pixels; at scale s, cells of s are single pixels of LR
+_CELLS = (
+    1,
+    2,
+    2,
+    3,
+    3,
+    4,
+    4,
+    4,
+    6,
+    8,
+    8,
+    12,
+)  # pixels; at scale s, cells of s are single pixels of LR
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.,:;!?()[]/+-=%&@#"
 _FINE = 4  # shapes are drawn this many times as large and averaged
 

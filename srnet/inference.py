@@ -54,6 +54,9 @@ _SMALLEST_TILE = 32
 _LARGEST = 1e30  # of float pixels; beyond it float32 cannot hold sums, and files mean missing data
 _FAR_APART = 1e4  # float_contrast from which nothing but the network's error would be left
 _FAINT = 1 / 16  # float pixels below it use too little of [0, 1] for the network
+_FARTHEST = (
+    1.0  # from [0, 1]: a network whose result is off by more than all of it has lost the picture
+)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _log = logging.getLogger("srnet")
 
@@ -335,20 +338,32 @@ class Upscaler:
 
     @torch.inference_mode()
     def _network(self, lr: Tensor, dtype: torch.dtype) -> Tensor:
-        """Runs one window; in float32 again if a lower precision gives anything that is not finite."""
+        """Runs one window; in float32 again if a lower precision gives what cannot be a picture.
+
+        Raises:
+            ImageError: In float32, too, values are not finite or far out of range.
+        """
         lr = lr.to(self.device, torch.float32).contiguous(memory_format=torch.channels_last)
+        low_in, high_in = min(lr.amin().item(), 0.0), max(lr.amax().item(), 1.0)
         for attempt in dict.fromkeys((dtype, torch.float32)):
             with torch.autocast(self.device.type, attempt, enabled=attempt != torch.float32):
                 sr = self._mean_of_views(lr) if self.self_ensemble else self.network(lr).float()
-            if bool(torch.isfinite(sr).all()):
+            low, high = (value.item() for value in sr.aminmax())
+            if low_in - _FARTHEST <= low and high <= high_in + _FARTHEST:  # false if not finite
                 result: Tensor = sr
                 return result
             if attempt != torch.float32:
                 _log.warning(
-                    "a tile was not finite in %s; computed again in float32", str(attempt)[6:]
+                    "a tile left the range of pictures in %s; computed again in float32",
+                    str(attempt)[6:],
                 )
+        if not math.isfinite(low + high):
+            raise ImageError(
+                "the network gives values that are not finite, also in float32; its weights are damaged"
+            )
         raise ImageError(
-            "the network gives values that are not finite, also in float32; its weights are damaged"
+            f"the network fails on this picture: its values reach from {low:.3g} to {high:.3g}, where 0 is black and "
+            f"1 is white; use another model (-n), or train this one with drawn pictures, too (srnet data graphics)"
         )
 
     def _mean_of_views(self, lr: Tensor) -> Tensor:

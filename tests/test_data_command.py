@@ -106,3 +106,34 @@ def test_preview_shows_lr_beside_hr(tmp_path, photo, capsys):
     assert (sheet[4:44, 4:44] == np.repeat(np.repeat(lr, 2, 0), 2, 1)).all()  # squares
     shrunk = hr.reshape(20, 2, 20, 2, 3).mean((1, 3))
     assert 0 < np.abs(lr - shrunk).mean() < 25  # the same place, spoilt
+
+
+def test_graphics_are_the_same_for_the_same_seed_and_good_to_train_with(tmp_path, capsys):
+    draw = ["--side", "80"]
+    for folder, words in (("few", ("--images", "2")), ("more", ("--images", "3"))):
+        assert main(["data", "graphics", str(tmp_path / folder), *draw, *words]) == 0
+    assert main(["data", "graphics", str(tmp_path / "other"), *draw, "--seed", "1"]) == 0
+    assert f"{tmp_path / 'other'}: 40 pictures of 80x80" in capsys.readouterr().out
+    names = [f"graphics_{i:03}.png" for i in range(3)]
+    assert sorted(path.name for path in (tmp_path / "more").iterdir()) == names
+    few, more, other = (tmp_path / folder for folder in ("few", "more", "other"))
+    assert all((few / n).read_bytes() == (more / n).read_bytes() for n in names[:2])
+    assert (more / names[0]).read_bytes() != (other / names[0]).read_bytes()
+    assert check(more, "--scale", 4, "--patch-size", 20) == 0
+    assert "3 images are good" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [("--seed", "-1"), ("--seed", str(2**32)), ("--images", "0"), ("--side", "x")]
+)
+def test_graphics_refuses_wrong_numbers(tmp_path, words):
+    with pytest.raises(SystemExit) as caught:
+        main(["data", "graphics", str(tmp_path), *words])
+    assert caught.value.code == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_graphics_in_the_place_of_a_file_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["data", "graphics", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -34,7 +34,7 @@ def random_network(scale=2, seed=0, **settings):
         for parameter in network.parameters():
             if not parameter.any():
                 parameter.normal_(0, 0.2)
-        network.upsampler.weight.normal_(0, 0.05)
+        network.upsampler.weight.normal_(0, 0.004)  # or values would leave the range of pictures
     return network
 
 
@@ -285,6 +285,28 @@ def test_a_tile_that_is_not_finite_is_computed_again_in_float32(caplog):
 def test_a_tile_that_stays_not_finite_fails_its_image():
     with pytest.raises(ImageError, match="not finite"):
         Upscaler(Stub(lambda lr: lambda sr: sr / 0))(np.zeros((4, 4, 3), np.uint8))
+
+
+@pytest.mark.parametrize("values", [(-1.2, 0.5), (0.5, 2.5)])
+def test_a_picture_on_which_the_network_fails_is_an_error_with_both_numbers(values, caplog):
+    low, high = values
+
+    def hook(lr):
+        return lambda sr: sr.clamp(0, 0) + torch.linspace(low, high, sr.shape[-1])
+
+    upscaler = Upscaler(Stub(hook), precision="bf16")
+    with (
+        caplog.at_level(logging.WARNING, "srnet"),
+        pytest.raises(ImageError, match=f"from {low:g} to {high:g}, .* another model"),
+    ):
+        upscaler(np.zeros((4, 4, 3), np.uint8))
+    assert "computed again in float32" in caplog.text
+
+
+def test_sharp_edges_may_leave_the_range_a_little():
+    hook = lambda lr: lambda sr: sr * 2.4 - 0.7  # noqa: E731
+    result = Upscaler(Stub(hook))(np.array([[[0], [255]]], np.uint8).repeat(3, 2))
+    assert result[0, ::2, 0].tolist() == [0, 255]
 
 
 def test_no_float64_reaches_the_device(network):

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "srnet"
 LAYERS = [
     {"errors", "config", "atomic"},
     {"color", "resize", "tiling", "attention", "device", "download", "report_file"},
-    {"metrics", "network", "degradation"},
+    {"metrics", "network", "degradation", "graphics"},
     {
         "images",
         "checkpoint",
@@ -58,6 +58,7 @@ TOP = {
     "metrics": {"torch"},
     "network": {"torch"},
     "degradation": {"torch"},
+    "graphics": {"torch"},
     "images": {"numpy", "pyvips"},
     "checkpoint": set(),
     "foreign": {"torch"},
@@ -85,6 +86,7 @@ TOP = {
 INSIDE = {
     "network": {"kornia", "timm"},
     "degradation": {"kornia", "PIL", "numpy"},
+    "graphics": {"PIL", "numpy"},
     "images": {"PIL"},
     "checkpoint": {"torch", "safetensors", "platformdirs"},
     "foreign": {"safetensors", "spandrel"},

@@ -965,17 +965,22 @@ def test_a_name_too_long_says_the_way_out(upscale, picture):
     assert upscale(name, "-o", "short.png")[0] == 0
 
 
-def test_a_fault_of_the_network_names_the_file(upscale, picture, tmp_path):
+@pytest.mark.parametrize(
+    ("bias", "complaint"),
+    [(1e38, "gives values that are not finite"), (1e3, "fails on this picture: its values reach")],
+)
+def test_a_fault_of_the_network_names_the_file(upscale, picture, tmp_path, bias, complaint):
     torch.manual_seed(0)
     network = SRNet(NetworkConfig(scale=2, embed_dim=12, num_blocks=1, attention_blocks=()))
     for values in (network.tail.bias, network.upsampler.weight):
-        torch.nn.init.constant_(values, 1e38)  # finite, their product is not
+        torch.nn.init.constant_(values, bias)  # finite; of 1e38, the product is not
     path = tmp_path / "broken.safetensors"
     save_checkpoint(path, network, metrics={}, data="none", license="Apache-2.0", commit="0")
     picture("in/a.png")
     code, _, err = upscale("in", model=str(path))
     assert code == 1
-    assert "error: in/a.png: the network gives values that are not finite" in err
+    assert f"error: in/a.png: the network {complaint}" in err
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["a.png"]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="file descriptors are inherited differently on Windows")

@@ -1,4 +1,4 @@
-"""`srnet data`: fetch DIV2K, check folders of images, see what a network is shown of them."""
+"""`srnet data`: fetch DIV2K, draw pictures, check folders of images, see what a network is shown of them."""
 
 import argparse
 import sys
@@ -55,6 +55,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     preview.add_argument(
         "--patches", type=_positive, default=16, metavar="N", help="patches shown (default: 16)"
     )
+    graphics = actions.add_parser(
+        "graphics",
+        help="draw pictures to train with beside photographs",
+        description="Draw pictures of hard edges, single pixels, strong colours and text as PNG files. A network that is "
+        "trained on photographs alone can fail on screenshots and pixel art; a tenth of such pictures prevents that.",
+        allow_abbrev=False,
+    )
+    graphics.add_argument("folder", type=Path, metavar="DIR", help="where the files go")
+    graphics.add_argument(
+        "--images", type=_positive, default=40, metavar="N", help="pictures (default: 40)"
+    )
+    graphics.add_argument(
+        "--side",
+        type=_positive,
+        default=512,
+        metavar="N",
+        help="width and height in pixels (default: 512)",
+    )
+    graphics.add_argument(
+        "--seed", type=_seed, default=0, metavar="N", help="other pictures for each (default: 0)"
+    )
     div2k = actions.add_parser(
         "div2k",
         help="fetch DIV2K: 800 training and 100 validation images",
@@ -95,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         SRNetError: A folder, a file or a setting is wrong.
     """
-    actions = {"check": _check, "preview": _preview, "div2k": _div2k}
+    actions = {"check": _check, "preview": _preview, "graphics": _graphics, "div2k": _div2k}
     return actions[args.action](args)
 
 
@@ -150,6 +171,22 @@ def _preview(args: argparse.Namespace) -> int:
     return 0
 
 
+def _graphics(args: argparse.Namespace) -> int:
+    """Draw the pictures; one more picture leaves those before it as they were."""
+    import torch
+
+    from srnet.graphics import draw_graphics
+    from srnet.images.encode import write
+
+    args.folder.mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(args.seed)
+    for i in range(args.images):
+        picture = draw_graphics(args.side, generator)
+        write(args.folder / f"graphics_{i:03}.png", picture.permute(1, 2, 0).numpy(), "png")
+    print(f"{args.folder}: {args.images} pictures of {args.side}x{args.side}")
+    return 0
+
+
 def _check(args: argparse.Namespace) -> int:
     """Check the folders and print a table of problems.
 
@@ -193,4 +230,11 @@ def _positive(text: str) -> int:
     """Return the positive whole number that `text` says."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    """Return the seed that `text` says, a whole number of 32 bits."""
+    if not text.isdecimal() or int(text) >= 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {2**32 - 1}")
     return int(text)
