@@ -12,6 +12,7 @@ import csv
 import json
 import re
 import sys
+import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from srnet import cli
 from srnet.checkpoint import ModelEntry, load_checkpoint, read_header, shipped_models
 from srnet.config import SCALES, DegradationConfig
 from srnet.datasets import find_pairs
@@ -30,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 REGISTRY = ROOT / "checkpoints" / "registry.json"
 JPEG = DegradationConfig.validation_quality
+DRAWN = ("--images", "8", "--side", "480", "--seed", "1000")  # training takes another seed
 SETS = ("Set5", "Set14", "BSD100", "Urban100", "Urban100_sub20")
 TITLES = {"Urban100_sub20": "20 of Urban100"}
 
@@ -85,8 +88,11 @@ def main(argv: list[str] | None = None) -> int:
     models = [m for m in shipped_models() if not args.models or m.name in args.models]
     try:
         if not args.write:
-            for model in models:
-                measure(model, args.data, args.validation, measured, store)
+            with tempfile.TemporaryDirectory() as drawn:
+                if cli.main(["data", "graphics", drawn, *DRAWN]):
+                    return 2
+                for model in models:
+                    measure(model, args.data, args.validation, Path(drawn), measured, store)
         page = write_page(shipped_models(), measured, read_log(args.docs / "training-log.csv"))
     except SRNetError as error:
         print(error, file=sys.stderr)
@@ -105,11 +111,14 @@ def measure(
     model: ModelEntry,
     data: Path | None,
     validation: Path | None,
+    drawn: Path,
     measured: dict[str, Any],
     store: Path,
 ) -> None:
     """Measures one checkpoint on every set that it was not measured on yet, and saves after each."""
-    jobs: list[tuple[str, Path, tuple[int, int] | None, int]] = []
+    jobs: list[tuple[str, Path, tuple[int, int] | None, int]] = [
+        ("drawn pictures", drawn, None, model.scale)
+    ]
     if data is not None:
         jobs += [(name, data / name, None, model.scale) for name in SETS if (data / name).is_dir()]
     if validation is not None:
@@ -188,6 +197,9 @@ def write_page(
     photos = photo_table(models, measured)
     if photos:
         lines += ["", "## Compressed photographs", "", *photos]
+    drawn = drawn_table(models, measured)
+    if drawn:
+        lines += ["", "## Drawn pictures", "", *drawn]
     lines += ["", "## What more training brings", "", *log_lines(log)]
     lines += ["", "## Model cards"]
     for model in models:
@@ -267,6 +279,23 @@ def photo_table(models: list[ModelEntry], measured: dict[str, Any]) -> list[str]
         "larger scale were shrunk (`--scale`): where no photo model has the very scale, `srnet upscale` does the same.",
         "",
         *table(["scale", "network", "kind", f"JPEG {low} to {high}", "clean"], rows),
+    ]
+
+
+def drawn_table(models: list[ModelEntry], measured: dict[str, Any]) -> list[str]:
+    """Every model on pictures that are nothing like photographs."""
+    rows = []
+    for model in models:
+        found = measured.get(model.sha256, {}).get("drawn pictures")
+        if found:
+            rows.append([f"x{model.scale}", model.name, pair(found), pair(found, "bicubic_")])
+    if not rows:
+        return []
+    return [
+        f"Pictures of `srnet data graphics DIR {' '.join(DRAWN)}`: hard edges, single pixels, strong",
+        "colours, text. They are here to show that no network fails on them, not to compare networks by.",
+        "",
+        *table(["scale", "network", "PSNR-Y / SSIM-Y", "bicubic"], rows),
     ]
 
 

@@ -71,8 +71,8 @@ def _colors(n: int, generator: torch.Generator) -> Tensor:
 
 def _blend(weight: Tensor, generator: torch.Generator) -> Tensor:
     """Two colours by a weight (h, w) in [0, 1]: (3, h, w)."""
-    first, second = _colors(2, generator)[:, :, None, None]
-    return first + (second - first) * weight
+    colors = _colors(2, generator)[:, :, None, None]
+    return colors[0].lerp(colors[1], weight)
 
 
 def _grid(side: int) -> tuple[Tensor, Tensor]:

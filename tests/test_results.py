@@ -38,6 +38,9 @@ def test_page_holds_what_eval_measures(tmp_path, photo, monkeypatch):
     shrunk = evaluate(loaded.network, find_pairs(folder, 2), 2, model="m", data="d").mean
     assert stored["validation at x2"]["psnr_y"] == shrunk.psnr_y
     assert re.search(rf"\| x2 \| srnet-small-x4, shrunk \| .* {shrunk.psnr_y:.2f} / ", page)
+    drawn = stored["drawn pictures"]
+    assert f"| x4 | srnet-small-x4 | {drawn['psnr_y']:.2f} / " in page
+    assert drawn["images"] == 8
     assert "<svg" in (docs / "training-log.svg").read_text()
 
     monkeypatch.setattr(results, "evaluate", None)  # a second run must not need it
