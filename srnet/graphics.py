@@ -42,7 +42,7 @@ def draw_graphics(side: int, generator: torch.Generator) -> Tensor:
     Returns:
         RGB, (3, side, side) uint8.
     """
-    field = 128 if _number(2, generator) else 64
+    field = (32, 64, 128)[_number(3, generator)]
     picture = torch.empty(3, side, side)
     for top in range(0, side, field):
         for left in range(0, side, field):
@@ -63,10 +63,8 @@ def _uniform(low: float, high: float, generator: torch.Generator) -> float:
 
 
 def _colors(n: int, generator: torch.Generator) -> Tensor:
-    """Colours whose channels are nothing, all or anything between, a third each, (n, 3)."""
-    kind = torch.randint(3, (n, 3), generator=generator)
-    between = torch.rand(n, 3, generator=generator)
-    return torch.where(kind == 2, between, kind.float())
+    """Colours of which four in five channels are nothing or all, (n, 3)."""
+    return (torch.rand(n, 3, generator=generator) * 5 - 2).clamp(0, 1)
 
 
 def _blend(weight: Tensor, generator: torch.Generator) -> Tensor:
@@ -86,30 +84,30 @@ def _cells(side: int, generator: torch.Generator) -> Tensor:
     size = _CELLS[_number(len(_CELLS), generator)]
     n = side // size + 2
     y, x = _grid(n)
-    width = 1 + _number(3, generator) // 2  # cells of a stripe, mostly one
-    kind = _number(7, generator)
+    width = 1 + _number(4, generator) // 3  # cells of a stripe, mostly one
+    kind = _number(8, generator)
     if kind == 0:
         small = _blend((x // width % 2).float(), generator)
     elif kind == 1:
         small = _blend(((x + y) // width % 2).float(), generator)
-    elif kind == 2:
+    elif kind <= 3:
         small = _blend(((x // width + y // width) % 2).float(), generator)
-    elif kind == 3:
+    elif kind == 4:
         share = _uniform(0.02, 0.5, generator)
         small = _blend((torch.rand(n, n, generator=generator) < share).float(), generator)
-    elif kind == 4:
+    elif kind == 5:
         bayer = torch.tensor([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]])
         small = _blend((x / n > (bayer[y % 4, x % 4] + 0.5) / 16).float(), generator)
-    elif kind == 5:
+    elif kind == 6:
         palette = _colors(2 + _number(6, generator), generator)
         small = palette[torch.randint(len(palette), (n, n), generator=generator)].permute(2, 0, 1)
     else:
         small = torch.rand(3, n, n, generator=generator)
     if _number(2, generator):
         small = small.transpose(1, 2)
-    top, left = (  # half the time on LR's grid, where the pattern stays as sharp as it can be
-        _number(2, generator) * _number(size, generator) for _ in range(2)
-    )
+    top, left = _number(size, generator), _number(size, generator)
+    if _number(2, generator):  # on LR's grid, where the pattern stays as sharp as it can be
+        top = left = 0
     large = small.repeat_interleave(size, 1).repeat_interleave(size, 2)
     return large[:, top : top + side, left : left + side]
 
