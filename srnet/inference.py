@@ -54,9 +54,7 @@ _SMALLEST_TILE = 32
 _LARGEST = 1e30  # of float pixels; beyond it float32 cannot hold sums, and files mean missing data
 _FAR_APART = 1e4  # float_contrast from which nothing but the network's error would be left
 _FAINT = 1 / 16  # float pixels below it use too little of [0, 1] for the network
-_FARTHEST = (
-    1.0  # from [0, 1]: a network whose result is off by more than all of it has lost the picture
-)
+_FARTHEST = 4.0  # from [0, 1]: results overshoot at edges of strong colours, but not this far
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _log = logging.getLogger("srnet")
 
