@@ -3,14 +3,14 @@
     python scripts/train_sitting.py start srnet-small-x4 configs/small_x4_open.yaml --hours 2 \
         --validation data/validation [--decay 1000] [--set key.path=value ...]
     python scripts/train_sitting.py publish srnet-small-x4 runs/small_x4_open/best.safetensors \
-        --hours 2 --patches 96000 --validation data/validation [--init-from srnet-small-x2]
+        --hours 2 --patches 96000 --validation data/validation [--init-from srnet-small-x2] [--anyway]
 
 `start` goes on where the last sitting of this name stopped, in the background, on one thread, with low priority. The
 rate stays constant over all sittings; with --decay, a copy of the run lets it fall to 0 over so many more steps, and
 that copy is what is published. `publish` does the last part alone, for weights trained in another way.
 
 Published means: measured on the validation set, for photo models after JPEG compression; copied to checkpoints/ and
-entered into registry.json if the mean PSNR-Y is above that of the file there. Either way the sitting is added to
+entered into registry.json if the mean PSNR-Y is above that of the file there, or with --anyway. Either way the sitting is added to
 docs/training-log.csv, with the checkpoint that it started from where that is another one.
 """
 
@@ -79,6 +79,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="checkpoint that this sitting started from; default: what the last sitting left",
     )
+    publish.add_argument(
+        "--anyway",
+        action="store_true",
+        help="also if validation is no better, for weights that mend a fault",
+    )
+    start.set_defaults(anyway=False)
     for action in (start, publish):
         action.add_argument("--hours", type=float, required=True, help="of training")
         action.add_argument("--validation", type=Path, required=True, metavar="DIR")
@@ -168,7 +174,7 @@ def publish(
     mean, what = scores[best]
     target = args.checkpoints / f"{args.name}.safetensors"
     old = measure(target, args.validation)[0].psnr_y if target.exists() else None
-    better = old is None or mean.psnr_y > old
+    better = old is None or mean.psnr_y > old or args.anyway
     if better:
         loaded = load_checkpoint(best)
         save_checkpoint(

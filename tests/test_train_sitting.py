@@ -110,3 +110,6 @@ def test_worse_weights_replace_nothing_but_are_written_down(place, sitting):
     assert [row["init_from"] for row in ledger(place)] == ["other-x2", ""]
     # equal is not better
     assert "not published" in sitting("publish", "mine-x2", weights[0], *words)
+    assert "; published" in sitting("publish", "mine-x2", weights[1], *words, "--anyway")
+    assert (place / "checkpoints" / "mine-x2.safetensors").read_bytes() != before
+    assert [row["published"] for row in ledger(place)] == ["yes", "no", "no", "yes"]
