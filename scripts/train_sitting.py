@@ -10,8 +10,8 @@ rate stays constant over all sittings; with --decay, a copy of the run lets it f
 that copy is what is published. `publish` does the last part alone, for weights trained in another way.
 
 Published means: measured on the validation set, for photo models after JPEG compression; copied to checkpoints/ and
-entered into registry.json if the mean PSNR-Y is above that of the file there, or with --anyway. Either way the sitting is added to
-docs/training-log.csv, with the checkpoint that it started from where that is another one.
+entered into registry.json if the mean PSNR-Y is above that of the file there, or with --anyway. Either way the sitting
+is added to docs/training-log.csv, with the checkpoint that it started from where that is another one.
 """
 
 import argparse

@@ -58,8 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     graphics = actions.add_parser(
         "graphics",
         help="draw pictures to train with beside photographs",
-        description="Draw pictures of hard edges, single pixels, strong colours and text as PNG files. A network that "
-        "is trained on photographs alone can fail on screenshots and pixel art; a tenth of such pictures prevents it.",
+        description="Draw pictures of hard edges, single pixels, strong colours and text as PNG files. A network "
+        "that is trained on photographs alone can fail on screenshots and pixel art; a twentieth of such pictures "
+        "beside them prevents it.",
         allow_abbrev=False,
     )
     graphics.add_argument("folder", type=Path, metavar="DIR", help="where the files go")
