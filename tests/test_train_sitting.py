@@ -98,7 +98,7 @@ def test_worse_weights_replace_nothing_but_are_written_down(place, sitting):
         save_checkpoint(weights[-1], network, **card)
         if seed:
             with torch.no_grad():  # far off: noise on every pixel
-                network.upsampler.weight.add_(torch.randn(network.upsampler.weight.shape))
+                network.upsampler.weight.add_(torch.randn(network.upsampler.weight.shape) * 0.1)
             save_checkpoint(weights[-1], network, **card)
     words = ["--hours", "0.5", "--patches", "7"]
     start = ["--init-from", "other-x2"]
