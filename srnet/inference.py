@@ -147,7 +147,7 @@ class Upscaler:
             The same kind, type and channels, both sides `scale` times as long; a tensor is not clamped.
 
         Raises:
-            ImageError: If the shape or type is none of these, or the network gives no finite result.
+            ImageError: If the shape or type is none of these, or the network gives no result that can be a picture.
         """
         if isinstance(image, Tensor):
             return self._tensor(image, progress)
@@ -184,7 +184,7 @@ class Upscaler:
             First row of a strip, HR pixels, and the strip (rows, W * scale, C), from top to bottom.
 
         Raises:
-            ImageError: If the network gives no finite result.
+            ImageError: If the network gives no result that can be a picture.
         """
         height, width, channels = pixels.shape
         scale = self.scale
