@@ -14,20 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_CELLS = (
-    1,
-    2,
-    2,
-    3,
-    3,
-    4,
-    4,
-    4,
-    6,
-    8,
-    8,
-    12,
-)  # pixels; at scale s, cells of s are single pixels of LR
+# Sides in pixels, those drawn more often repeated; at scale s, cells of s are single pixels of LR.
+_CELLS = (1, 2, 2, 3, 3, 4, 4, 4, 6, 8, 8, 12)
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.,:;!?()[]/+-=%&@#"
 _FINE = 4  # shapes are drawn this many times as large and averaged
 
@@ -125,8 +113,8 @@ def _waves(side: int, generator: torch.Generator) -> Tensor:
 
 
 def _clouds(side: int, generator: torch.Generator) -> Tensor:
-    """Soft spots of any colour, many of them out of range."""
-    n = 3 + _number(max(1, side // 4 - 3), generator)
+    """Soft spots of any colour, most of them saturated."""
+    n = 3 + _number(side // 4 - 3, generator)
     small = torch.rand(1, 3, n, n, generator=generator) * 3 - 1
     return F.interpolate(small, size=(side, side), mode="bicubic")[0].clamp(0, 1)
 

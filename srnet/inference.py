@@ -342,12 +342,13 @@ class Upscaler:
             ImageError: In float32, too, values are not finite or far out of range.
         """
         lr = lr.to(self.device, torch.float32).contiguous(memory_format=torch.channels_last)
-        low_in, high_in = min(lr.amin().item(), 0.0), max(lr.amax().item(), 1.0)
+        low_in, high_in = (value.item() for value in lr.aminmax())
         for attempt in dict.fromkeys((dtype, torch.float32)):
             with torch.autocast(self.device.type, attempt, enabled=attempt != torch.float32):
                 sr = self._mean_of_views(lr) if self.self_ensemble else self.network(lr).float()
             low, high = (value.item() for value in sr.aminmax())
-            if low_in - _FARTHEST <= low and high <= high_in + _FARTHEST:  # false if not finite
+            # false if anything is not finite
+            if min(low_in, 0.0) - _FARTHEST <= low and high <= max(high_in, 1.0) + _FARTHEST:
                 result: Tensor = sr
                 return result
             if attempt != torch.float32:

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw pictures to train with beside photographs",
         description="Draw pictures of hard edges, single pixels, strong colours and text as PNG files. A network "
         "that is trained on photographs alone can fail on screenshots and pixel art; a twentieth of such pictures "
-        "beside them prevents it.",
+        "beside them prevents most of it.",
         allow_abbrev=False,
     )
     graphics.add_argument("folder", type=Path, metavar="DIR", help="where the files go")

@@ -175,8 +175,8 @@ class StopOnBadLoss(Callback):
             )
             raise TrainingError(
                 f"{problem or 'another process has a bad loss'}; {kept}; "
-                "lower optim.learning_rate, set optim.gradient_clip or add drawn pictures (`srnet data graphics`), "
-                "and run again"
+                "lower optim.learning_rate or set optim.gradient_clip, and run again; if it comes again, train from "
+                "the start with drawn pictures, too (`srnet data graphics`)"
             )
 
 
