@@ -41,6 +41,28 @@ def draw_graphics(side: int, generator: torch.Generator) -> Tensor:
     return picture.clamp(0, 1).mul(255).add(0.5).byte()
 
 
+def shrink_graphics(picture: Tensor, scale: int) -> Tensor:
+    """LR as it would have been drawn at that size: each pixel the mean of the area it covers.
+
+    Squares of `scale` on LR's grid become single pixels at full contrast, which bicubic shrinking never leaves:
+    pixel art and dithered pictures as they are.
+
+    Args:
+        picture: (3, H, W) uint8; cut to multiples of the scale from its top left corner.
+        scale: Factor, at most H and W.
+
+    Returns:
+        (3, H // scale, W // scale) uint8.
+
+    Example:
+        >>> chequers = torch.eye(2, dtype=torch.uint8).mul(255).expand(3, 2, 2)
+        >>> large = chequers.repeat_interleave(4, 1).repeat_interleave(4, 2)
+        >>> torch.equal(shrink_graphics(large, 4), chequers)
+        True
+    """
+    return F.avg_pool2d(picture.float(), scale).add(0.5).byte()
+
+
 def _number(n: int, generator: torch.Generator) -> int:
     """0 to n - 1."""
     return int(torch.randint(n, (), generator=generator))

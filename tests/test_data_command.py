@@ -123,14 +123,51 @@ def test_graphics_are_the_same_for_the_same_seed_and_good_to_train_with(tmp_path
     assert "3 images are good" in capsys.readouterr().out
 
 
+def test_graphics_with_lr_are_pairs_of_the_same_pictures(tmp_path, capsys):
+    draw = ["--images", "2", "--side", "80"]
+    assert main(["data", "graphics", str(tmp_path / "plain"), *draw]) == 0
+    pairs = tmp_path / "pairs"
+    assert main(["data", "graphics", str(pairs), *draw, "--scale", "4", "3", "4"]) == 0
+    assert f"{pairs}: 2 pictures of 80x80, LR x3, LR x4" in capsys.readouterr().out
+    for i in range(2):
+        name = f"graphics_{i:03}"
+        hr = (pairs / "HR" / f"{name}.png").read_bytes()
+        assert hr == (tmp_path / "plain" / f"{name}.png").read_bytes()
+    for scale in (3, 4):
+        assert check(pairs, "--scale", scale) == 0
+        assert f"2 images are good at scale {scale}, LR from files" in capsys.readouterr().out
+    assert check(pairs, "--scale", 2) == 0
+    assert "LR made from HR" in capsys.readouterr().out
+    pictures = [pairs / "HR" / "graphics_001.png", pairs / "LR" / "X4" / "graphics_001x4.png"]
+    hr, lr = (np.asarray(Image.open(path)).astype(float) for path in pictures)
+    means = hr.reshape(20, 4, 20, 4, 3).mean((1, 3))
+    assert np.abs(lr - means).max() <= 0.5
+
+
 @pytest.mark.parametrize(
-    "words", [("--seed", "-1"), ("--seed", str(2**32)), ("--images", "0"), ("--side", "x")]
+    "words",
+    [
+        ("--seed", "-1"),
+        ("--seed", str(2**32)),
+        ("--images", "0"),
+        ("--side", "x"),
+        ("--scale", "0"),
+    ],
 )
 def test_graphics_refuses_wrong_numbers(tmp_path, words):
     with pytest.raises(SystemExit) as caught:
         main(["data", "graphics", str(tmp_path), *words])
     assert caught.value.code == 2
     assert not list(tmp_path.iterdir())
+
+
+def test_graphics_smaller_than_the_scale_are_refused_before_anything_is_written(tmp_path, capsys):
+    folder = tmp_path / "graphics"
+    assert main(["data", "graphics", str(folder), "--side", "3", "--scale", "2", "4"]) == 2
+    error = capsys.readouterr().err
+    assert "--side 3 is smaller than --scale 4" in error
+    assert error.count("\n") == 1
+    assert not folder.exists()
 
 
 def test_graphics_in_the_place_of_a_file_is_one_line(tmp_path, capsys):

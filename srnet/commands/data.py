@@ -77,6 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     graphics.add_argument(
         "--seed", type=_seed, default=0, metavar="N", help="other pictures for each (default: 0)"
     )
+    graphics.add_argument(
+        "--scale",
+        type=_positive,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="also LR files of these scales, at full contrast; without them LR is made by bicubic, which softens",
+    )
     div2k = actions.add_parser(
         "div2k",
         help="fetch DIV2K: 800 training and 100 validation images",
@@ -176,15 +184,27 @@ def _graphics(args: argparse.Namespace) -> int:
     """Draw the pictures; one more picture leaves those before it as they were."""
     import torch
 
-    from srnet.graphics import draw_graphics
+    from srnet.graphics import draw_graphics, shrink_graphics
     from srnet.images.encode import write
 
-    args.folder.mkdir(parents=True, exist_ok=True)
+    scales = sorted(set(args.scale))
+    if scales and scales[-1] > args.side:
+        raise DataError(
+            f"--side {args.side} is smaller than --scale {scales[-1]}; use a larger side"
+        )
+    hr = args.folder / "HR" if scales else args.folder
+    lr = {scale: args.folder / "LR" / f"X{scale}" for scale in scales}
+    for folder in (hr, *lr.values()):
+        folder.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(args.seed)
     for i in range(args.images):
-        picture = draw_graphics(args.side, generator)
-        write(args.folder / f"graphics_{i:03}.png", picture.permute(1, 2, 0).numpy(), "png")
-    print(f"{args.folder}: {args.images} pictures of {args.side}x{args.side}")
+        picture, name = draw_graphics(args.side, generator), f"graphics_{i:03}"
+        write(hr / f"{name}.png", picture.permute(1, 2, 0).numpy(), "png")
+        for scale, folder in lr.items():
+            small = shrink_graphics(picture, scale)
+            write(folder / f"{name}x{scale}.png", small.permute(1, 2, 0).numpy(), "png")
+    made = "".join(f", LR x{scale}" for scale in scales)
+    print(f"{args.folder}: {args.images} pictures of {args.side}x{args.side}{made}")
     return 0
 
 
