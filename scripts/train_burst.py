@@ -1,6 +1,6 @@
 """Trains as much as a device allows in a few minutes: everything on the device, bfloat16, compiled, large batches.
 
-    python scripts/train_burst.py pack data/cid22 data/photos -o burst.zip          # at most 40 MiB
+    python scripts/train_burst.py pack data/cid22 data/photos data/graphics -o burst.zip     # at most 40 MiB
     python scripts/train_burst.py train configs/small_x4.yaml burst.zip runs/burst --minutes 8 --batch 256 \
         --decay 0.25 --set optim.learning_rate=3e-3 init_from=srnet-small-x4
 
@@ -19,7 +19,7 @@ import math
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,8 @@ from srnet.config import RunConfig, load_config
 from srnet.device import has_native_bf16, select_device
 from srnet.errors import ConfigError, DataError, SRNetError
 from srnet.network import SRNet
-from srnet.pairs import images_in
-from srnet.resize import downscale
+from srnet.pairs import images_in, shrunk_size
+from srnet.resize import downscale, imresize
 
 LIMIT_MIB = 40.0
 SAVE_SECONDS = 60.0
@@ -87,8 +87,15 @@ class Images:
     scale: int
 
     @classmethod
-    def read(cls, path: Path, scale: int, smallest: int, device: torch.device) -> "Images":
-        """Decodes a packed file; images with an LR side below `smallest` are left out.
+    def read(
+        cls,
+        path: Path,
+        scale: int,
+        smallest: int,
+        device: torch.device,
+        hr_scales: Sequence[float] = (1,),
+    ) -> "Images":
+        """Decodes a packed file, every image at each of the sizes; those with an LR side below `smallest` are left out.
 
         Raises:
             DataError: It is no zip file of images, or no image is large enough.
@@ -100,16 +107,20 @@ class Images:
         try:
             with zipfile.ZipFile(path) as archive:
                 for name in archive.namelist():
-                    with Image.open(io.BytesIO(archive.read(name))) as image:
-                        pixels = torch.from_numpy(np.array(image.convert("RGB")))
-                    height, width = (side // scale for side in pixels.shape[:2])
-                    if min(height, width) < smallest:
-                        continue
-                    hr = pixels[: height * scale, : width * scale].to(device)
-                    lr = downscale(hr.permute(2, 0, 1)[None], scale)[0].permute(1, 2, 0)
-                    lrs.append(lr.reshape(-1, 3))
-                    hrs.append(hr.reshape(-1, 3))
-                    sizes.append((height, width))
+                    with Image.open(io.BytesIO(archive.read(name))) as file:
+                        pixels = torch.from_numpy(np.array(file.convert("RGB")))
+                    whole = pixels.to(device).permute(2, 0, 1)[None]
+                    for factor in hr_scales:
+                        size = shrunk_size((whole.shape[2], whole.shape[3]), factor)
+                        height, width = (side // scale for side in size)
+                        if min(height, width) < smallest:
+                            continue
+                        image = whole if factor == 1 else imresize(whole, size)
+                        hr = image[..., : height * scale, : width * scale]
+                        lr = downscale(hr, scale)
+                        lrs.append(lr[0].permute(1, 2, 0).reshape(-1, 3))
+                        hrs.append(hr[0].permute(1, 2, 0).reshape(-1, 3))
+                        sizes.append((height, width))
         except (OSError, zipfile.BadZipFile, ValueError) as error:
             raise DataError(f"{path}: not a packed file of images: {error}") from None
         if not sizes:
@@ -284,6 +295,8 @@ def train(
         loss = restoration_loss(sr.float(), hr, config.optim.loss)
         burst.optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
+        if config.optim.gradient_clip:
+            torch.nn.utils.clip_grad_norm_(parameters.values(), config.optim.gradient_clip)
         burst.optimizer.step()
         burst.step += 1
         burst.patches += batch
@@ -341,7 +354,7 @@ def main(argv: list[str] | None = None) -> int:
     action.add_argument("--limit", type=float, default=LIMIT_MIB, metavar="MIB", help="default: 40")
     action = actions.add_parser("train", help="train on a packed file")
     action.add_argument(
-        "config", help="YAML file of a run; its network, optim and patch_size count"
+        "config", help="YAML file of a run; its network, optim, patch_size and hr_scales count"
     )
     action.add_argument("data", type=Path, help="packed file")
     action.add_argument("folder", type=Path, help="for the state and the weights")
@@ -374,7 +387,10 @@ def main(argv: list[str] | None = None) -> int:
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.benchmark = True
         args.folder.mkdir(parents=True, exist_ok=True)
-        images = Images.read(args.data, config.network.scale, config.data.patch_size, device)
+        data = config.data
+        images = Images.read(
+            args.data, config.network.scale, data.patch_size, device, data.hr_scales
+        )
         burst = start(config, args.folder, device)
         report(f"{len(images.sizes)} images on {device}, at step {burst.step}")
         train(

@@ -11,6 +11,7 @@ import train_burst
 from PIL import Image
 
 from srnet.checkpoint import load_checkpoint
+from srnet.datasets import Pair, read_pair, with_shrunk
 from srnet.errors import DataError
 from srnet.resize import downscale
 
@@ -62,6 +63,21 @@ def test_patches_are_aligned_cuts_of_the_images(tmp_path, photo):
     assert len(turns) == 8
 
 
+def test_images_are_read_at_every_size_as_other_runs_read_them(place):
+    images = train_burst.Images.read(
+        place / "burst.zip", 4, 12, torch.device("cpu"), (1, 0.75, 0.5)
+    )
+    paths = sorted((place / "images").iterdir())
+    pairs = with_shrunk([Pair(path.stem, path, None) for path in paths], (1, 0.75, 0.5), 4, 12)
+    assert [pair.hr_scale for pair in pairs] == [1, 1, 0.75, 0.75]  # half of 90 is too small
+    expected = {tuple(lr.reshape(-1).tolist()) for lr, _ in (read_pair(pair, 4) for pair in pairs)}
+    ends = images.sizes.prod(1).cumsum(0).tolist()
+    starts = [0, *ends[:-1]]
+    ours = [images.lr[first:last].reshape(-1) for first, last in zip(starts, ends, strict=True)]
+    assert {tuple(lr.tolist()) for lr in ours} == expected
+    assert len(images.hr) == 16 * len(images.lr)
+
+
 def run(place, folder, *words, capsys):
     command = ["train", place / "run.yaml", place / "burst.zip", place / folder]
     code = train_burst.main([*map(str, command), *words])
@@ -86,6 +102,22 @@ def test_a_stopped_burst_goes_on_to_the_same_weights(place, capsys):
     # the published weights are the average, not the last ones
     last = states[0]["network"]["tail.weight"]
     assert not torch.equal(whole.network.state_dict()["tail.weight"], last)
+
+
+def test_gradients_are_clipped_where_asked(place, capsys):
+    asked = {
+        "start": ("--steps", "0"),
+        "free": ("--steps", "2"),
+        "clipped": ("--steps", "2", "--set", "optim.gradient_clip=1e-12"),
+    }
+    weights = {}
+    for folder, words in asked.items():
+        words = ("--minutes", "5", *words, "--set", "optim.optimizer=adamw")
+        assert run(place, folder, *words, capsys=capsys)[0] == 0
+        state = torch.load(place / folder / "state.pt", weights_only=True)
+        weights[folder] = state["network"]["tail.weight"]
+    free, clipped = ((weights[name] - weights["start"]).abs().max() for name in ("free", "clipped"))
+    assert clipped < free / 100  # AdamW's eps is far above such gradients
 
 
 def test_time_is_kept_and_the_state_is_that_before_the_decay(place, capsys, monkeypatch):
