@@ -87,7 +87,9 @@ def test_shipped_checkpoints_enlarge_pixel_art_or_it_is_refused(name):
     assert (ours < theirs / 2).float().mean() > 0.8
 
 
-@pytest.mark.parametrize("name", ["srnet-tiny-x4", "srnet-small-x3", "srnet-tiny-x2"])
+@pytest.mark.parametrize(
+    "name", ["srnet-tiny-x4", "srnet-small-x3", "srnet-small-x2", "srnet-tiny-x2"]
+)
 def test_checkpoints_trained_with_drawn_lr_files_enlarge_pixel_art_better_than_bicubic(name):
     ours, theirs, largest = errors(load_checkpoint(name).network.eval(), patterns())
     assert (10 * (theirs / ours).log10()).min() > 2
