@@ -88,7 +88,8 @@ def test_shipped_checkpoints_enlarge_pixel_art_or_it_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["srnet-tiny-x4", "srnet-small-x3", "srnet-small-x2", "srnet-tiny-x2"]
+    "name",
+    ["srnet-small-x4", "srnet-tiny-x4", "srnet-small-x3", "srnet-small-x2", "srnet-tiny-x2"],
 )
 def test_checkpoints_trained_with_drawn_lr_files_enlarge_pixel_art_better_than_bicubic(name):
     ours, theirs, largest = errors(load_checkpoint(name).network.eval(), patterns())
