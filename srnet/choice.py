@@ -16,7 +16,7 @@ from srnet.config import SCALES
 POOR = 90
 """JPEG quality below which the model for compressed photographs is taken: about where the two kinds are level.
 
-On the validation images `srnet eval --jpeg 89` gives 25.93 dB for srnet-photo-x4 and 25.83 dB for srnet-small-x4.
+On the validation images `srnet eval --jpeg 89` gives 25.98 dB for srnet-photo-x4 and 25.83 dB for srnet-small-x4.
 """
 
 _CLASSICAL, _PHOTO = "for clean images", "for compressed photographs"
