@@ -16,7 +16,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from srnet.atomic import atomic_output
 from srnet.checkpoint import load_checkpoint
+from srnet.config import DataConfig
 from srnet.datasets import read_pair
 from srnet.errors import DataError, SRNetError
 from srnet.images.encode import write
@@ -45,21 +47,38 @@ def keep_settings(output: Path, settings: dict[str, object]) -> None:
         before = json.loads(file.read_text(encoding="utf-8"))
         changed = ", ".join(key for key in settings if before.get(key) != settings[key])
         if changed:
-            raise DataError(f"{output} was begun with another {changed}; use a new folder")
+            raise DataError(
+                f"{output} was begun with different settings ({changed}); use a new folder"
+            )
         return
     if output.exists() and any(output.iterdir()):
         raise DataError(f"{output} is not empty; use a new folder")
     output.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(settings), encoding="utf-8")
+    with atomic_output(file) as partial:
+        partial.write_text(json.dumps(settings), encoding="utf-8")
 
 
-def distill(pairs: list[Pair], teacher: Upscaler, share: float, output: Path) -> None:
+def named(pairs: list[Pair]) -> dict[str, Pair]:
+    """The pairs by the names of their files in the one folder.
+
+    Raises:
+        DataError: Two would get the same name, so that one of them would be lost.
+    """
+    files: dict[str, Pair] = {}
+    for pair in pairs:
+        name = pair.name.replace("/", "_") + ".png"
+        if name in files:
+            raise DataError(f"{files[name].hr} and {pair.hr} would both be {name}; rename one")
+        files[name] = pair
+    return files
+
+
+def distill(pairs: dict[str, Pair], teacher: Upscaler, share: float, output: Path) -> None:
     """Writes LR and mixed HR of every pair that is not there yet."""
     folders = {"LR": output / "LR" / f"X{teacher.scale}", "HR": output / "HR"}
     for folder in folders.values():
         folder.mkdir(parents=True, exist_ok=True)
-    for i, pair in enumerate(pairs, 1):
-        name = pair.name.replace("/", "_") + ".png"
+    for i, (name, pair) in enumerate(pairs.items(), 1):
         if not (folders["HR"] / name).exists():
             lr, hr = read_pair(pair, teacher.scale)
             sr = teacher(np.array(lr))
@@ -81,18 +100,19 @@ def main() -> int:
     try:
         if not 0 <= args.share <= 1:
             raise DataError(f"--share is {args.share}; use 0 to 1")
+        DataConfig(train=(), hr_scales=tuple(args.hr_scales))  # refuses what training refuses
         loaded = load_checkpoint(args.teacher)
         found = find_pairs_in_roots(args.roots, loaded.network.scale)
-        pairs = with_shrunk(found, args.hr_scales, loaded.network.scale, SMALLEST)
+        pairs = named(with_shrunk(found, args.hr_scales, loaded.network.scale, SMALLEST))
         settings: dict[str, object] = {
             "teacher": loaded.sha256,
             "share": args.share,
-            "images": [pair.name for pair in pairs],
+            "images": {name: str(pair.hr.resolve()) for name, pair in pairs.items()},
         }
         keep_settings(args.output, settings)
         teacher = Upscaler(loaded.network, self_ensemble=True)
         distill(pairs, teacher, args.share, args.output)
-    except SRNetError as error:
+    except (SRNetError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     print(args.output)

@@ -53,6 +53,9 @@ def test_targets_lie_between_image_and_result(monkeypatch, tmp_path, images, sha
         assert np.abs(target - expected).max() <= 0.5 + 4 * share
         if share:
             assert np.abs(target.astype(int) - hr).max() > 10 * share
+            single = views[0][0].permute(1, 2, 0).clamp(0, 1).numpy() * 255
+            other = share * single + (1 - share) * hr
+            assert np.abs(target - expected).mean() < np.abs(target - other).mean()
 
 
 def test_a_stopped_run_goes_on_and_others_are_refused(monkeypatch, tmp_path, images, capsys):
@@ -70,11 +73,32 @@ def test_a_stopped_run_goes_on_and_others_are_refused(monkeypatch, tmp_path, ima
     assert kept.stat().st_mtime_ns == written[kept]
     capsys.readouterr()
     assert run(monkeypatch, *given, "--share", "0.3") == 2
-    assert "begun with another share; use a new folder" in capsys.readouterr().err
+    assert "different settings (share); use a new folder" in capsys.readouterr().err
     assert run(monkeypatch, "srnet-tiny-x4", images, "--output", images) == 2
     assert "is not empty" in capsys.readouterr().err
     assert run(monkeypatch, *given, "--share", "1.5") == 2
     assert "--share is 1.5; use 0 to 1" in capsys.readouterr().err
+    assert run(monkeypatch, *given, "--hr-scales", "2") == 2
+    assert "hr_scales is [2.0]; use" in capsys.readouterr().err
+    assert run(monkeypatch, "srnet-tiny-x4", images, "--output", kept) == 2
+    assert "chelsea.png" in capsys.readouterr().err
+    other = tmp_path / "other"
+    images.rename(other)
+    assert run(monkeypatch, "srnet-tiny-x4", other, "--output", output) == 2
+    assert "different settings (images)" in capsys.readouterr().err
+
+
+def test_no_image_is_lost_to_another_of_the_same_name(monkeypatch, tmp_path, photo, capsys):
+    for folder, name in (("a", "b_c"), ("a_b", "c")):
+        (tmp_path / folder).mkdir()
+        pixels = np.ascontiguousarray(photo("coffee")[:96, :96])
+        Image.fromarray(pixels).save(tmp_path / folder / f"{name}.png")
+    roots = (tmp_path / "a", tmp_path / "a_b")
+    assert run(monkeypatch, "srnet-tiny-x4", *roots, "--output", tmp_path / "distilled") == 2
+    error = capsys.readouterr().err
+    assert str(roots[0] / "b_c.png") in error
+    assert str(roots[1] / "c.png") in error
+    assert not (tmp_path / "distilled").exists()
 
 
 def test_shrunk_copies_too(monkeypatch, tmp_path, photo):
