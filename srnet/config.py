@@ -219,13 +219,23 @@ class OptimConfig:
     """Decay of the exponential moving average of the weights; the average is what is validated and published."""
     gradient_clip: float = 0.0
     """Largest gradient norm; 0 for no clipping."""
+    loss_limit: float = 0.0
+    """A step with a larger loss ends the run, and its last saved state is kept; 0 for the largest loss that images in
+    [0, 1] can have."""
 
     def __post_init__(self) -> None:
         if not 0 < self.learning_rate < math.inf:
             raise ConfigError(
                 f"optim.learning_rate is {self.learning_rate}; it must be above 0, e.g. 1e-3"
             )
-        for name in ("adam_ratio", "weight_decay", "warmup_steps", "decay_steps", "gradient_clip"):
+        for name in (
+            "adam_ratio",
+            "weight_decay",
+            "warmup_steps",
+            "decay_steps",
+            "gradient_clip",
+            "loss_limit",
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"optim.{name} is {getattr(self, name)}; use at least 0")
         for beta in self.betas:

@@ -61,6 +61,8 @@ def test_overrides_replace_single_values() -> None:
         ("optim.learning_rate=.inf", "learning_rate is inf"),
         ("optim.warmup_steps=-3", "warmup_steps is -3"),
         ("optim.gradient_clip=-1", "gradient_clip is -1.0"),
+        ("optim.loss_limit=-1", "loss_limit is -1.0"),
+        ("optim.loss_limit=none", "optim.loss_limit: "),
         ("optim.betas=[0.9, 2]", "betas holds 2.0"),
         ("optim.momentum=1", "momentum is 1.0"),
         ("network.predictor_dim=0", "predictor_dim is 0"),

@@ -124,12 +124,11 @@ class StopOnBadLoss(Callback):
         every_n_steps: Steps between looks.
         folder: The run's folder, for the message.
         seed: The run's seed, for the message.
+        limit: Largest loss that is not bad.
     """
 
-    limit = 1.0
-    """Mean distance from the truth that is as far as black from white."""
-
-    def __init__(self, every_n_steps: int, folder: Path, seed: int) -> None:
+    def __init__(self, every_n_steps: int, folder: Path, seed: int, limit: float) -> None:
+        self.limit = limit
         self.every_n_steps = every_n_steps
         self.folder = folder
         self.seed = seed
@@ -155,7 +154,7 @@ class StopOnBadLoss(Callback):
         values = torch.stack([loss for _, loss in self._losses]).tolist() if self._losses else []
         problem = next(
             (
-                f"step {step}: the loss is {value:.3g} at batch {step - 1} of seed {self.seed}"
+                f"step {step}: the loss is {value:.3g} (limit {self.limit:.3g}) at batch {step - 1} of seed {self.seed}"
                 for (step, _), value in zip(self._losses, values, strict=True)
                 if not value <= self.limit  # also when it is not a number
             ),
@@ -176,7 +175,7 @@ class StopOnBadLoss(Callback):
             raise TrainingError(
                 f"{problem or 'another process has a bad loss'}; {kept}; "
                 "lower optim.learning_rate or set optim.gradient_clip, and run again; if it comes again, train from "
-                "the start with drawn pictures, too (`srnet data graphics`)"
+                "the start with drawn pictures, too (`srnet data graphics`), or raise optim.loss_limit"
             )
 
 

@@ -20,6 +20,7 @@ from srnet.network import SRNet
 from srnet.resize import upscale
 
 _PANEL_SIDE = 96  # LR pixels of the picture that is logged at each validation
+_SPECTRUM_WEIGHT = 0.05  # of the loss l1+fft; that of SAFMN (Sun et al., ICCV 2023)
 
 
 def learning_rate_factor(step: int, max_steps: int, optim: OptimConfig) -> float:
@@ -59,8 +60,27 @@ def restoration_loss(sr: Tensor, hr: Tensor, kind: Literal["l1", "mse", "l1+fft"
         return F.mse_loss(sr, hr)
     loss = F.l1_loss(sr, hr)
     if kind == "l1+fft":
-        loss = loss + 0.05 * torch.view_as_real(torch.fft.fft2(sr - hr)).abs().mean()
+        spectrum = torch.view_as_real(torch.fft.fft2(sr - hr))
+        loss = loss + _SPECTRUM_WEIGHT * spectrum.abs().mean()
     return loss
+
+
+def largest_loss(side: int, kind: Literal["l1", "mse", "l1+fft"]) -> float:
+    """A loss that no two images in [0, 1] exceed: above it, the network's results are no images.
+
+    Args:
+        side: Height and width of the patches, in pixels.
+        kind: As in ``OptimConfig.loss``.
+
+    Returns:
+        1, and with the spectrum's part what Parseval's theorem allows: the mean square of real and imaginary parts is
+        half of side² times the mean square of the differences, and no mean exceeds the root of the mean square.
+
+    Example:
+        >>> largest_loss(192, "l1"), round(largest_loss(192, "l1+fft"), 2)
+        (1.0, 7.79)
+    """
+    return 1 + _SPECTRUM_WEIGHT * side / math.sqrt(2) if kind == "l1+fft" else 1.0
 
 
 def build_optimizer(network: SRNet, optim: OptimConfig) -> torch.optim.Optimizer:

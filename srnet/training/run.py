@@ -47,7 +47,7 @@ from srnet.training.callbacks import (
 )
 from srnet.training.datamodule import SRDataModule
 from srnet.training.health import AttentionHealth
-from srnet.training.module import SRModule
+from srnet.training.module import SRModule, largest_loss
 from srnet.training.resume import STATE, Earlier, read_folder
 from srnet.training.tracking import Panel, Tracker, name_in_sweep, open_tracker
 from srnet.training.winograd import accelerate
@@ -358,7 +358,10 @@ def _fit(
     module = SRModule(config, network)
     module.run_id = tracker.experiment.id if tracker is not None else earlier.run_id
     every = options.log_every_n_steps
-    guard = StopOnBadLoss(every, folder, options.seed)
+    limit = config.optim.loss_limit or largest_loss(
+        config.data.patch_size * config.network.scale, config.optim.loss
+    )
+    guard = StopOnBadLoss(every, folder, options.seed, limit)
     guard.saved_step = done or None
     save = SaveState(
         folder / STATE, options.save_every_n_steps, options.val_every_n_steps, guard, report

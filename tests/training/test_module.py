@@ -6,7 +6,12 @@ import torch
 
 from srnet.config import NetworkConfig, OptimConfig
 from srnet.network import SRNet
-from srnet.training.module import build_optimizer, learning_rate_factor, restoration_loss
+from srnet.training.module import (
+    build_optimizer,
+    largest_loss,
+    learning_rate_factor,
+    restoration_loss,
+)
 
 NETWORK = NetworkConfig(
     scale=2, embed_dim=16, num_blocks=2, num_heads=2, attention_blocks=(1,), top_k=8
@@ -63,3 +68,20 @@ def test_losses_are_those_of_numpy() -> None:
     assert restoration_loss(sr, hr, "l1").item() == pytest.approx(l1)
     assert restoration_loss(sr, hr, "mse").item() == pytest.approx((difference**2).mean())
     assert restoration_loss(sr, hr, "l1+fft").item() == pytest.approx(l1 + 0.05 * both)
+
+
+@pytest.mark.parametrize("kind", ["l1", "mse", "l1+fft"])
+def test_no_two_images_have_a_larger_loss_and_the_worst_come_near_it(kind) -> None:
+    side = 32
+    generator = torch.Generator().manual_seed(0)
+    black = torch.zeros(1, 3, side, side)
+    row, column = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    noise = (torch.rand(1, 3, side, side, generator=generator) < 0.5).float()
+    pairs = {
+        "white": (black, black + 1),
+        "checkerboard": (black, black + (row + column) % 2),
+        "noise": (noise, 1 - noise),  # flat spectrum of +-1
+        "chirp": (black, ((row**2 + column**2) % side < side / 2).float() + black),
+    }
+    losses = {name: restoration_loss(*pair, kind).item() for name, pair in pairs.items()}
+    assert 0.8 * largest_loss(side, kind) < max(losses.values()) <= largest_loss(side, kind)

@@ -206,6 +206,16 @@ def test_a_rate_that_explodes_is_stopped(config_file):
         train(load_config(config_file, words), lambda _: None)
 
 
+def test_the_limit_on_the_loss_can_be_set(config_file):
+    words = ("optim.optimizer=adamw", "optim.learning_rate=10", "name=high")
+    with pytest.raises(TrainingError, match=r"the loss is .* \(limit 1\.\d+\)"):
+        train(load_config(config_file, words), lambda _: None)
+    raised = load_config(config_file, (*words, "optim.loss_limit=1e30"))
+    assert train(raised, lambda _: None).step == 6
+    with pytest.raises(TrainingError, match=r"step 1: the loss is .* \(limit 1e-06\)"):
+        train(load_config(config_file, ("optim.loss_limit=1e-6",)), lambda _: None)
+
+
 def test_a_full_disk_is_one_line_and_keeps_the_last_good_state(victim, config_file, tmp_path):
     log = tmp_path / "log"
     assert victim(config_file, LONG, "fill_disk", 6, log=log) == 1
