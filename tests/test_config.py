@@ -1,13 +1,17 @@
 """Every shipped configuration loads; what is wrong is named."""
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 
+from srnet.checkpoint import read_header
 from srnet.config import NetworkConfig, load_config, network_config_from_dict
 from srnet.errors import ConfigError
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+CHECKPOINTS = Path(__file__).parents[1] / "checkpoints"
 SMOKE = Path(__file__).parents[1] / "configs" / "smoke.yaml"
 LIMITS = {"tiny": 140_000, "small": 456_000, "base": 800_000, "large": 13_000_000}
 
@@ -28,6 +32,22 @@ def test_shipped_configuration_loads_and_keeps_its_size(path: Path) -> None:
 def test_sizes_and_scales_are_complete() -> None:
     names = {p.stem for p in CONFIGS}
     assert {f"{size}_x{scale}" for size in LIMITS for scale in (2, 3, 4)} <= names
+
+
+def test_every_shipped_checkpoint_has_the_settings_of_its_configuration() -> None:
+    seen = set()
+    for path in CONFIGS:
+        name = re.search(r"checkpoints/(srnet-[\w-]+)", path.read_text())
+        if name is None:
+            continue
+        config = load_config(path)
+        card = read_header(CHECKPOINTS / f"{name[1]}.safetensors").metadata
+        assert config.network == network_config_from_dict(json.loads(card["config"]))
+        assert config.data.description == card["data"]
+        assert config.data.weights_license == card["license"]
+        assert (config.data.degradation is not None) == (card["kind"] == "photo")
+        seen.add(f"{name[1]}.safetensors")
+    assert seen == {path.name for path in CHECKPOINTS.glob("*.safetensors")}
 
 
 def test_overrides_replace_single_values() -> None:
