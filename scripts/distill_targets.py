@@ -20,12 +20,13 @@ from srnet.atomic import atomic_output
 from srnet.checkpoint import load_checkpoint
 from srnet.config import DataConfig
 from srnet.datasets import read_pair
+from srnet.degradation import MARGIN
 from srnet.errors import DataError, SRNetError
 from srnet.images.encode import write
 from srnet.inference import Upscaler
 from srnet.pairs import Pair, find_pairs_in_roots, with_shrunk
 
-SMALLEST = 48  # LR pixels; the patch size of the published runs
+SMALLEST = 48 + MARGIN  # LR pixels: the patches of the published runs and what degradation cuts off
 
 
 def mixed(

@@ -10,6 +10,7 @@ from PIL import Image
 
 from srnet.checkpoint import load_checkpoint
 from srnet.datasets import read_pair
+from srnet.degradation import MARGIN
 from srnet.pairs import find_pairs
 from srnet.resize import downscale
 
@@ -101,11 +102,15 @@ def test_no_image_is_lost_to_another_of_the_same_name(monkeypatch, tmp_path, pho
     assert not (tmp_path / "distilled").exists()
 
 
-def test_shrunk_copies_too(monkeypatch, tmp_path, photo):
+def test_shrunk_copies_that_a_photo_model_can_train_on_too(monkeypatch, tmp_path, photo):
     images, output = tmp_path / "images", tmp_path / "distilled"
     images.mkdir()
-    Image.fromarray(np.ascontiguousarray(photo("chelsea")[:192, :400])).save(images / "a.png")
+    for name, height in (("a", 224), ("b", 220)):
+        image = photo("chelsea")[:height, :400]
+        Image.fromarray(np.ascontiguousarray(image)).save(images / f"{name}.png")
     sizes = ("--hr-scales", 1, 0.5)
     assert run(monkeypatch, "srnet-tiny-x2", images, "--output", output, *sizes) == 0
-    shapes = {pair.name: read_pair(pair, 2)[1].shape for pair in find_pairs(output, 2)}
-    assert shapes == {"a": (192, 400, 3), "a@0.5": (96, 200, 3)}
+    pairs = find_pairs(output, 2)
+    shapes = {pair.name: read_pair(pair, 2)[1].shape for pair in pairs}
+    assert shapes == {"a": (224, 400, 3), "a@0.5": (112, 200, 3), "b": (220, 400, 3)}
+    assert all(min(read_pair(pair, 2)[0].shape[:2]) >= 48 + MARGIN for pair in pairs)
